@@ -1,6 +1,7 @@
-"""Compiles the engine's kernels when the package is built or installed, where there is a compiler.
+"""Compiles the engine's kernels and the coordinator's index of suffixes when the package is built or installed.
 
-Without one the package works the same, on a CPU more slowly; nothing is asked of those who install it.
+Without a compiler the package gives the same tokens, more slowly: passes on a CPU, and drafts that no model makes are
+missing. Nothing is asked of those who install it.
 """
 
 import os
@@ -14,30 +15,37 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = Path("paceline/engine/native/kernels.cpp")
-LIBRARY = SOURCE.with_name("libkernels.so")
+SOURCES = (Path("paceline/engine/native/kernels.cpp"), Path("coordinator/drafting/native/suffixes.cpp"))
 # No -ffast-math: a number that is none must stay one.
 OPTIONS = ("-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=fast", "-fPIC", "-shared", "-Wno-psabi")
 
 
-class KernelsHook(BuildHookInterface[Any]):
+def library_of(source: Path) -> Path:
+    return source.with_name(f"lib{source.stem}.so")
+
+
+class CompiledHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """`version` is `standard` or `editable`; both leave the library beside its source."""
-        try:
-            reason = self._compile(Path(self.root))
-        except OSError as error:
-            reason = str(error)
-        if reason:
-            self.app.display_warning(f"the engine's kernels are left out: {reason}")
-            return
-        build_data["artifacts"].append(str(LIBRARY))
+        """`version` is `standard` or `editable`; both leave each library beside its source."""
+        for source in SOURCES:
+            try:
+                reason = self._compile(Path(self.root, source))
+            except OSError as error:
+                reason = str(error)
+            if reason:
+                self.app.display_warning(f"{library_of(source).name} is left out: {reason}")
+                continue
+            self._add(library_of(source), build_data)
+
+    def _add(self, library: Path, build_data: dict[str, Any]) -> None:
+        build_data["artifacts"].append(str(library))
         # It asks nothing of Python, and something of the machine.
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
-    def _compile(self, root: Path) -> str:
+    def _compile(self, source: Path) -> str:
         """Return why there is no library; empty when there is one."""
-        source, library = root / SOURCE, root / LIBRARY
+        library = library_of(source)
         library.unlink(missing_ok=True)
         command = shlex.split(os.environ.get("CXX") or "c++")
         if shutil.which(command[0]) is None:

@@ -6,7 +6,6 @@ and as many as it looks at.
 
 import random
 import time
-import tracemalloc
 from array import array
 from collections import defaultdict
 from collections.abc import Iterator
@@ -14,10 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 
+import psutil
+import typer
 from rich.console import Console
 
 from coordinator.drafting.calibration import Calibration
-from coordinator.drafting.indexed_text import index_of
+from coordinator.drafting.indexed_text import IndexedText
+from coordinator.drafting.native import Library, find_library
 from coordinator.drafting.shared_suffixes import SharedSuffixes
 from coordinator.drafting.suffix_index import SuffixIndex
 from coordinator.requests.committed_tokens import CommittedTokens, packed
@@ -31,26 +33,28 @@ ROUND_TOKENS = 3
 
 
 def suffixes(
-    rows: int = 64, rounds: int = 200, draft_count: int = 12, prompt_tokens: int = 1000, long_prompt: int = 100_000
+    rows: int = 64, rounds: int = 200, draft_count: int = 12, prompt_tokens: int = 1000, long_prompt: int = 1_000_000
 ) -> None:
     """Microseconds a row a round of the sources without a model, and the time and memory of a long prompt's index."""
-    phrases = _Phrases()
-    _print_rounds([_Row.of(phrases.text(prompt_tokens)) for _ in range(rows)], rounds, draft_count, phrases)
-    prompt = packed(phrases.text(long_prompt))
-    tracemalloc.start()
-    index = index_of(prompt)
-    held_bytes = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    began_s = time.perf_counter()
-    index = index_of(prompt)
+    library, phrases = find_library(), _Phrases()
+    if library is None:
+        raise typer.Exit(1)  # it is told why
+    own = [_Row.of(library, phrases.text(prompt_tokens)) for _ in range(rows)]
+    _print_rounds(own, SharedSuffixes(library, 100_000), rounds, draft_count, phrases)
+    prompt, process = packed(phrases.text(long_prompt)), psutil.Process()
+    before_bytes, began_s = process.memory_info().rss, time.perf_counter()
+    index = IndexedText(library, prompt)
+    elapsed_s, held_bytes = time.perf_counter() - began_s, process.memory_info().rss - before_bytes
+    count = len(index.token_ids)
     console.print(
-        f"a prompt of {index.count} tokens: {1e3 * (time.perf_counter() - began_s):.0f} ms, "
-        f"{held_bytes / index.count:.1f} bytes a token beside its ids"
+        f"a prompt of {count} tokens: {1e3 * elapsed_s:.0f} ms, {held_bytes / count:.1f} bytes a token beside its ids"
     )
 
 
-def _print_rounds(rows: "list[_Row]", rounds: int, draft_count: int, phrases: "_Phrases") -> None:
-    shared, calibration = SharedSuffixes(100_000), Calibration()
+def _print_rounds(
+    rows: "list[_Row]", shared: SharedSuffixes, rounds: int, draft_count: int, phrases: "_Phrases"
+) -> None:
+    calibration = Calibration()
     shared.add(phrases.text(24_000))
     spent: defaultdict[str, list[float]] = defaultdict(list)
 
@@ -88,9 +92,9 @@ class _Row:
     index: SuffixIndex
 
     @staticmethod
-    def of(token_ids: list[int]) -> "_Row":
+    def of(library: Library, token_ids: list[int]) -> "_Row":
         prompt: array[int] = packed(token_ids)
-        return _Row(CommittedTokens(prompt), SuffixIndex(index_of(prompt)))
+        return _Row(CommittedTokens(prompt), SuffixIndex(IndexedText(library, prompt)))
 
 
 @dataclass

@@ -19,6 +19,7 @@ from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
 from coordinator.drafting.draft_models import DraftModels
 from coordinator.drafting.guessers import Guessers
+from coordinator.drafting.native import find_library
 from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.drafting.shared_suffixes import SharedSuffixes
@@ -44,7 +45,7 @@ from paceline.process.instruments import Instruments
 from paceline.types import PAPER_POLICIES, ModelDescription
 
 SHARED_TOKENS = 2_000_000
-"""Tokens of recent outputs that are kept with `--shared-suffixes`: 42 MB."""
+"""Tokens of recent outputs that are kept with `--shared-suffixes`: 40 MB."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,10 @@ def _guessers(settings: CoordinatorSettings) -> Guessers | None:
     """Return what makes sources without a model; the paper's algorithms, and plain decoding, have none."""
     if not settings.draft_count or settings.policy in PAPER_POLICIES:
         return None
-    return Guessers(SharedSuffixes(SHARED_TOKENS) if settings.shared_suffixes else None)
+    library = find_library()
+    if library is None:
+        return None
+    return Guessers(library, SharedSuffixes(library, SHARED_TOKENS) if settings.shared_suffixes else None)
 
 
 def _admission(settings: CoordinatorSettings, guessers: Guessers | None, served: Served) -> Admission:

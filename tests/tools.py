@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from coordinator.drafting.native import Library, find_library
 from paceline.engine.native import Kernels, find_kernels
 from tests.interpreter import mend
 
@@ -27,6 +28,14 @@ def built_kernels() -> Kernels:
     if kernels is None:
         missing("the kernels were not built; scripts/compiler installs a compiler, then remove .venv")
     return kernels
+
+
+def built_suffixes() -> Library:
+    """Return the compiled index of suffixes; without it skip the test, or fail it where `REQUIRE_TOOLS` is set."""
+    library = find_library()
+    if library is None:
+        missing("the index of suffixes was not built; scripts/compiler installs a compiler, then remove .venv")
+    return library
 
 
 def triton_device() -> torch.device:

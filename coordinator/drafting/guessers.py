@@ -6,7 +6,8 @@ Owns which of them there are. Knows nothing of rounds.
 from array import array
 from collections.abc import Callable
 
-from coordinator.drafting.indexed_text import index_of
+from coordinator.drafting.indexed_text import IndexedText
+from coordinator.drafting.native import Library
 from coordinator.drafting.prediction import Prediction
 from coordinator.drafting.shared_suffixes import SharedSuffixes
 from coordinator.drafting.suffix_index import SuffixIndex
@@ -18,17 +19,18 @@ GuessersOf = dict[DraftSource, Guesser]
 
 
 class Guessers:
-    def __init__(self, shared: SharedSuffixes | None = None) -> None:
+    def __init__(self, library: Library, shared: SharedSuffixes | None = None) -> None:
         """`shared` has what all outputs have in common; None: each generation knows its own text only."""
+        self._library = library
         self._shared = shared
 
     def of_request(
         self, prompt: "array[int]", drafting: DraftingOptions, predicted_token_ids: "array[int]"
     ) -> Callable[[], GuessersOf]:
         """Return what makes the guessers of each output. Takes as long as the prompt is; any thread may call."""
-        own = index_of(prompt) if drafting.allows(DraftSource.SUFFIX) else None
+        own = IndexedText(self._library, prompt) if drafting.allows(DraftSource.SUFFIX) else None
         has_prediction = bool(predicted_token_ids) and drafting.allows(DraftSource.PREDICTION)
-        expected = index_of(predicted_token_ids) if has_prediction else None
+        expected = IndexedText(self._library, predicted_token_ids) if has_prediction else None
 
         def guessers() -> GuessersOf:
             found: GuessersOf = {}

@@ -7,7 +7,7 @@ inserted, deleted and replaced parts, and moved ones of some length. Knows nothi
 
 from operator import itemgetter
 
-from coordinator.drafting.indexed_text import COMPARED, IndexedText, latest_matches
+from coordinator.drafting.indexed_text import COMPARED, IndexedText
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guess
 
@@ -23,7 +23,7 @@ FAR_MATCH = 5
 
 class Prediction:
     def __init__(self, expected: IndexedText, prompt_count: int = 0) -> None:
-        """`expected` is the output that is expected after so many tokens, as `index_of` returns it."""
+        """`expected` is the output that is expected after so many tokens."""
         self._text = expected
         self._prompt_count = prompt_count
         self._seen_count = prompt_count
@@ -66,8 +66,7 @@ class Prediction:
         near_place = self._near_place(latest_token_ids)
         if near_place is not None:
             return NEAR_MATCH, near_place
-        matches = latest_matches([self._text], latest_token_ids)
-        far = [(length, place) for length, _, place in matches if length >= FAR_MATCH]
+        far = [match for match in self._text.find(latest_token_ids) if match[0] >= FAR_MATCH]
         ahead = [match for match in far if match[1] >= self._certain_place]
         return min(ahead, key=itemgetter(1), default=max(far, default=(0, None)))
 

@@ -4,12 +4,13 @@ What it guesses tells of other clients' outputs, so it is off unless an operator
 client could learn. Knows nothing of clients, generations or prompts.
 """
 
+import ctypes
 from array import array
 from collections import deque
 from collections.abc import Sequence
 
-from coordinator.drafting.agreement import guess_of
-from coordinator.drafting.indexed_text import COMPARED, TOKEN_BYTES, IndexedText, latest_matches
+from coordinator.drafting.indexed_text import COMPARED, GrowingText
+from coordinator.drafting.native import GuessRoom, Library
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guess
 
@@ -20,25 +21,32 @@ BORDER = -1
 
 
 class SharedSuffixes:
-    """At most `token_limit` tokens of the latest outputs, for 21 bytes a token."""
+    """At most `token_limit` tokens of the latest outputs, for 20 bytes a token."""
 
-    def __init__(self, token_limit: int) -> None:
+    def __init__(self, library: Library, token_limit: int) -> None:
         if token_limit < 2 * TEXT_COUNT:
             raise ValueError(f"token_limit is {token_limit}; give at least {2 * TEXT_COUNT}, or share no suffixes")
-        self._room = token_limit // TEXT_COUNT
-        self._texts: deque[IndexedText] = deque(maxlen=TEXT_COUNT)
+        self._library = library
+        self._text_room = token_limit // TEXT_COUNT
+        self._texts: deque[GrowingText] = deque(maxlen=TEXT_COUNT)
         """The latest first."""
+        self._texts_at = (ctypes.c_void_p * 0)()
+        self._room = GuessRoom()
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Add an output that ended, about 0.5 us a token. Of a very long one only the end is kept."""
-        kept = [*token_ids[-(self._room - 1) :], BORDER]
+        """Add an output that ended. Of a very long one only the end is kept."""
+        kept = [*token_ids[-(self._text_room - 1) :], BORDER]
         if not self._texts or len(kept) > self._texts[0].left_count:
-            self._texts.appendleft(IndexedText(array("i", bytes(TOKEN_BYTES * self._room)), 0))
+            self._texts.appendleft(GrowingText(self._library, self._text_room))
+            self._texts_at = (ctypes.c_void_p * len(self._texts))(*(one.at for one in self._texts))
         self._texts[0].extend(kept)
 
     def guess(self, context: TokenList, most: int) -> Guess | None:
         """Return at most `most` tokens that may follow `context`; None: no output contains its end."""
-        guess = guess_of(latest_matches(self._texts, context[max(0, len(context) - COMPARED) :]), most)
+        latest = array("i", context[max(0, len(context) - COMPARED) :])
+        texts = self._texts_at, len(self._texts_at)
+        self._library.guess_of_texts(*texts, latest.tobytes(), len(latest), most, self._room.at)
+        guess = self._room.guess()
         return _up_to_border(guess) if guess and BORDER in guess.token_ids else guess
 
 

@@ -28,6 +28,7 @@ from paceline.types import (
 from tests.coordinators import SERVED
 from tests.fakes.model_services import END_TOKEN_ID, VOCABULARY_SIZE
 from tests.fakes.tokenizers import byte_tokenizer
+from tests.tools import built_suffixes
 
 
 @pytest.mark.parametrize(
@@ -195,7 +196,7 @@ def test_sources_that_this_version_does_not_know_may_be_named_and_forbidden() ->
 
 
 def admission(served: Served = SERVED) -> Admission:
-    return Admission(served, default_max_new_tokens=40, guessers=Guessers())
+    return Admission(served, default_max_new_tokens=40, guessers=Guessers(built_suffixes()))
 
 
 def predicted_of(generation: Generation) -> tuple[int, ...]:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.drafting.indexed_text import index_of
+from coordinator.drafting.indexed_text import IndexedText
 from coordinator.drafting.prediction import Prediction
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.guess import Guess
+from tests.tools import built_suffixes
 
 LINE_END = 1
 LINES = [[100 * line + place for place in range(2, 12)] + [LINE_END] for line in range(1, 31)]
@@ -26,7 +27,7 @@ def flat(lines: list[list[int]]) -> list[int]:
 
 def rounds_of(prediction: list[int], output: list[int], most: int = 8) -> int:
     """Return the number of rounds that the output takes with guesses from the prediction."""
-    source, count = Prediction(index_of(packed(prediction))), 0
+    source, count = Prediction(IndexedText(built_suffixes(), packed(prediction))), 0
     context: list[int] = []
     while len(context) < len(output):
         guess = source.guess(context, most)
@@ -42,18 +43,20 @@ def rounds_of(prediction: list[int], output: list[int], most: int = 8) -> int:
 
 
 def test_it_starts_at_the_beginning() -> None:
-    assert Prediction(index_of(packed([1, 2, 3]))).guess(NOTHING, 2) == Guess((1, 2), 0, (1.0, 1.0))
+    assert Prediction(IndexedText(built_suffixes(), packed([1, 2, 3]))).guess(NOTHING, 2) == Guess(
+        (1, 2), 0, (1.0, 1.0)
+    )
 
 
 def test_it_goes_on_where_the_output_agrees() -> None:
-    prediction = Prediction(index_of(packed([1, 2, 3, 4, 5])))
+    prediction = Prediction(IndexedText(built_suffixes(), packed([1, 2, 3, 4, 5])))
     assert prediction.guess([1], 2) == Guess((2, 3), 1, (1.0, 1.0))
     assert prediction.guess([1, 2, 3], 5) == Guess((4, 5), 3, (1.0, 1.0))
     assert prediction.guess([1, 2, 3, 4, 5], 5) is None
 
 
 def test_what_stands_before_the_output_is_no_part_of_it() -> None:
-    prediction = Prediction(index_of(packed([1, 2, 3, 4, 5])), prompt_count=3)
+    prediction = Prediction(IndexedText(built_suffixes(), packed([1, 2, 3, 4, 5])), prompt_count=3)
     assert prediction.guess([3, 4, 5], 2) == Guess((1, 2), 0, (1.0, 1.0))
     assert prediction.guess([3, 4, 5, 1], 2) == Guess((2, 3), 1, (1.0, 1.0))
 
@@ -94,7 +97,7 @@ def test_with_one_line_in_ten_replaced_most_tokens_are_still_guessed() -> None:
 
 @given(TOKENS, st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), max_size=10))
 def test_every_guess_is_a_part_of_the_prediction(token_ids: list[int], pieces: list[list[int]]) -> None:
-    prediction = Prediction(index_of(packed(token_ids)))
+    prediction = Prediction(IndexedText(built_suffixes(), packed(token_ids)))
     output: list[int] = []
     for piece in pieces:
         output += piece
@@ -116,7 +119,7 @@ class CountedOutput(CommittedTokens):
 
 
 def test_a_round_reads_new_tokens_only() -> None:
-    prediction, output = Prediction(index_of(packed(range(1000)))), CountedOutput(packed([]))
+    prediction, output = Prediction(IndexedText(built_suffixes(), packed(range(1000)))), CountedOutput(packed([]))
     for token_id in range(1000):
         output += [token_id]
         prediction.guess(output, 4)
@@ -124,5 +127,5 @@ def test_a_round_reads_new_tokens_only() -> None:
 
 
 def test_an_empty_prediction_guesses_nothing() -> None:
-    assert Prediction(index_of(packed(NOTHING))).guess(NOTHING, 4) is None
-    assert Prediction(index_of(packed(NOTHING))).guess([1, 2], 4) is None
+    assert Prediction(IndexedText(built_suffixes(), packed(NOTHING))).guess(NOTHING, 4) is None
+    assert Prediction(IndexedText(built_suffixes(), packed(NOTHING))).guess([1, 2], 4) is None

@@ -6,13 +6,14 @@ from hypothesis import strategies as st
 
 from coordinator.drafting.shared_suffixes import SharedSuffixes
 from coordinator.requests.guess import Guess
+from tests.tools import built_suffixes
 
 OUTPUTS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=12)
 
 
 @given(OUTPUTS, st.lists(st.integers(0, 3), max_size=6))
 def test_every_guess_stood_in_one_output(outputs: list[list[int]], context: list[int]) -> None:
-    shared = SharedSuffixes(80)
+    shared = SharedSuffixes(built_suffixes(), 80)
     for output in outputs:
         shared.add(output)
     if guess := shared.guess(context, 4):
@@ -22,14 +23,14 @@ def test_every_guess_stood_in_one_output(outputs: list[list[int]], context: list
 
 
 def test_most_outputs_decide_and_the_share_says_how_many() -> None:
-    shared = SharedSuffixes(1000)
+    shared = SharedSuffixes(built_suffixes(), 1000)
     for output in ([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4]):
         shared.add(output)
     assert shared.guess([9, 1, 2], 2) == Guess((3, 4), 2, (1.0, 2 / 3))
 
 
 def test_a_guess_ends_with_its_output() -> None:
-    shared = SharedSuffixes(1000)
+    shared = SharedSuffixes(built_suffixes(), 1000)
     shared.add([1, 2, 3])
     shared.add([4, 5, 6])
     assert shared.guess([1, 2], 5) == Guess((3,), 2, (1.0,))
@@ -37,7 +38,10 @@ def test_a_guess_ends_with_its_output() -> None:
 
 
 def test_the_oldest_outputs_leave_and_the_latest_stay() -> None:
-    shared, outputs = SharedSuffixes(400), [[100 * number + place for place in range(20)] for number in range(60)]
+    shared, outputs = (
+        SharedSuffixes(built_suffixes(), 400),
+        [[100 * number + place for place in range(20)] for number in range(60)],
+    )
     for output in outputs:
         shared.add(output)
     known = [output for output in outputs if shared.guess(output[:2], 1)]
@@ -46,7 +50,7 @@ def test_the_oldest_outputs_leave_and_the_latest_stay() -> None:
 
 
 def test_of_an_output_longer_than_there_is_room_for_the_end_is_kept() -> None:
-    shared = SharedSuffixes(40)
+    shared = SharedSuffixes(built_suffixes(), 40)
     shared.add(list(range(100)))
     assert shared.guess([97, 98], 3) == Guess((99,), 2, (1.0,))
     assert shared.guess([0, 1], 3) is None
@@ -54,4 +58,4 @@ def test_of_an_output_longer_than_there_is_room_for_the_end_is_kept() -> None:
 
 def test_a_limit_too_small_for_any_output_is_refused() -> None:
     with pytest.raises(ValueError, match="token_limit is 3; give at least"):
-        SharedSuffixes(3)
+        SharedSuffixes(built_suffixes(), 3)

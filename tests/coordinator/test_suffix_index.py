@@ -1,25 +1,76 @@
 """The suffix index: what it guesses did follow the same tokens earlier, as late and as long as can be found."""
 
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.drafting.indexed_text import COMPARED, KEY_LENGTHS, index_of
-from coordinator.drafting.suffix_index import FIRST_ROOM, SuffixIndex
+from coordinator.drafting.indexed_text import COMPARED, IndexedText
+from coordinator.drafting.native.library import MOST_GUESSED
+from coordinator.drafting.suffix_index import SuffixIndex
 from coordinator.requests.committed_tokens import CommittedTokens, packed
 from coordinator.requests.guess import Guess
+from paceline.checks import MAX_DRAFT_COUNT
+from tests.tools import built_suffixes
 
-SHORTEST = KEY_LENGTHS[-1]
+FIRST_ROOM = 256
+"""As in `suffixes.cpp`."""
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 PIECES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=12)
+ANY_TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1) | st.integers(0, 2), max_size=80)
 
 
 def suffixes_of(prompt: list[int]) -> SuffixIndex:
-    return SuffixIndex(index_of(packed(prompt)))
+    return SuffixIndex(IndexedText(built_suffixes(), packed(prompt)))
+
+
+def searched(prompt: list[int], output: list[int], most: int) -> Guess | None:
+    """Return the guess as the rules say it, found by looking at every place.
+
+    The four latest places of the output vote, and before them those of the prompt where the output has fewer.
+    """
+    text, first = prompt + output, len(prompt)
+    for shortest in (4, 1):
+        # What follows a place in the prompt ends with the prompt.
+        parts = [(max(1, first), len(text), len(text)), (1, first, first)]
+        found: list[tuple[int, list[int]]] = []
+        for start, stop, end in parts:
+            own = [(common_length(text, place), text[place : min(end, place + most)]) for place in range(start, stop)]
+            found += [one for one in reversed(own) if one[0] >= shortest][:4] if len(found) < 4 else []
+        if found:
+            longest = max(length for length, _ in found)
+            found.sort(key=lambda one: -one[0])
+            token_ids, shares = voted([followers for length, followers in found[:4] if 2 * length >= longest])
+            return Guess(token_ids, longest, shares)
+    return None
+
+
+def common_length(text: list[int], place: int) -> int:
+    """Return how many tokens before a place are the text's last ones, as far as they are compared."""
+    most = min(COMPARED, place)
+    return next((n for n in range(most) if text[place - 1 - n] != text[-1 - n]), most)
+
+
+def voted(followers: list[list[int]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    token_ids: list[int] = []
+    shares: list[float] = []
+    while nexts := [
+        one[len(token_ids)] for one in followers if one[: len(token_ids)] == token_ids and len(one) > len(token_ids)
+    ]:
+        ((token_id, count),) = Counter(nexts).most_common(1)
+        token_ids.append(token_id)
+        shares.append(count / len(nexts))
+    return tuple(token_ids), tuple(shares)
 
 
 def guess_after(prompt: list[int], *pieces: list[int], most: int = 5) -> Guess | None:
     return suffixes_of(prompt).guess([*prompt, *sum(pieces, [])], most)
+
+
+@given(TOKENS, TOKENS, st.integers(1, 12))
+def test_a_guess_is_what_a_search_of_all_places_finds(prompt: list[int], output: list[int], most: int) -> None:
+    assert guess_after(prompt, output, most=most) == searched(prompt, output, most)
 
 
 @given(TOKENS, PIECES, st.integers(1, 12))
@@ -28,11 +79,7 @@ def test_every_guess_followed_the_same_tokens_earlier(prompt: list[int], pieces:
     for piece in pieces:
         context += piece
         guess, text = index.guess(context, most), context[:]
-        places = [
-            place
-            for place in range(SHORTEST, len(text))
-            if text[place - SHORTEST : place] == text[len(text) - SHORTEST :]
-        ]
+        places = [place for place in range(1, len(text)) if text[place - 1] == text[-1]]
         assert (guess is None) == (not places)
         if guess:
             assert 1 <= len(guess.token_ids) == len(guess.shares) <= most
@@ -104,7 +151,7 @@ def test_a_match_may_begin_in_the_prompt_and_end_in_the_output() -> None:
 
 def test_outputs_of_a_request_share_the_prompt_and_nothing_else() -> None:
     prompt = packed([1, 2, 3, 4, 5])
-    shared = index_of(prompt)
+    shared = IndexedText(built_suffixes(), prompt)
     one, other = SuffixIndex(shared), SuffixIndex(shared)
     assert shared.token_ids is prompt
     assert one.guess([1, 2, 3, 4, 5, 7, 8, 9, 7, 8], 1) == Guess((9,), 2, (1.0,))
@@ -119,3 +166,25 @@ def test_there_is_no_guess_where_nothing_comes_again(prompt: list[int]) -> None:
 
 def test_a_guess_of_no_tokens_is_none() -> None:
     assert guess_after([1, 2, 3], [1, 2], most=0) is None
+
+
+@given(ANY_TOKENS, ANY_TOKENS, st.integers(-1, 2**40))
+def test_any_numbers_and_any_count_are_taken(prompt: list[int], output: list[int], most: int) -> None:
+    guess = guess_after(prompt, output, most=most)
+    assert (guess is None) == (most < 1 or not output + prompt or (output or prompt)[-1] not in (prompt + output)[:-1])
+    if guess:
+        assert len(guess.token_ids) <= most
+
+
+def test_a_guess_may_have_as_many_tokens_as_there_are_drafts() -> None:
+    assert MOST_GUESSED == MAX_DRAFT_COUNT
+    guess = guess_after(list(range(100)), [3], most=1000)
+    assert guess == Guess(tuple(range(4, 4 + MAX_DRAFT_COUNT)), 1, (1.0,) * MAX_DRAFT_COUNT)
+
+
+def test_an_indexed_prompt_cannot_move() -> None:
+    prompt = packed([1, 2, 3])
+    index = IndexedText(built_suffixes(), prompt)
+    with pytest.raises(BufferError):
+        prompt.append(4)
+    assert index.find([1, 2]) == [(2, 2)]

@@ -1,4 +1,4 @@
-"""Installing the package compiles the kernels where possible, and needs no compiler elsewhere."""
+"""Installing the package compiles its libraries where possible, and needs no compiler elsewhere."""
 
 import ctypes
 import shutil
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hatch_build import LIBRARY, SOURCE, KernelsHook
+from hatch_build import SOURCES, CompiledHook, library_of
 from tests.tools import missing
 
 
@@ -21,26 +21,41 @@ class App:
         self.warnings.append(message)
 
 
-def build(root: Path, source: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the build data and the warnings."""
-    (root / SOURCE).parent.mkdir(parents=True)
-    (root / SOURCE).write_text(source)
-    (root / LIBRARY).write_text("of an earlier build")
+def build(root: Path, *texts: str) -> tuple[dict[str, Any], list[str]]:
+    """Build libraries of sources with these texts; return the build data and the warnings."""
+    for source, text in zip(SOURCES, texts, strict=True):
+        (root / source).parent.mkdir(parents=True)
+        (root / source).write_text(text)
+        (root / library_of(source)).write_text("of an earlier build")
     app, build_data = App(), {"artifacts": [], "pure_python": True}
-    hook: Any = KernelsHook
+    hook: Any = CompiledHook
     hook(str(root), {}, None, None, "", "wheel", app).initialize("standard", build_data)
     return build_data, app.warnings
 
 
-def test_where_there_is_a_compiler_the_package_has_a_library(tmp_path: Path) -> None:
+def has_compiler() -> None:
     if shutil.which("c++") is None:
         missing("c++ is not installed; scripts/compiler installs Debian's")
-    build_data, warnings = build(tmp_path, 'extern "C" int seven() { return 7; }')
-    assert ctypes.CDLL(str(tmp_path / LIBRARY)).seven() == 7
-    assert build_data["artifacts"] == [str(LIBRARY)]
+
+
+def test_where_there_is_a_compiler_the_package_has_its_libraries(tmp_path: Path) -> None:
+    has_compiler()
+    numbers = 7, 8
+    build_data, warnings = build(tmp_path, *(f'extern "C" int number() {{ return {n}; }}' for n in numbers))
+    libraries = [library_of(source) for source in SOURCES]
+    assert [ctypes.CDLL(str(tmp_path / one)).number() for one in libraries] == list(numbers)
+    assert build_data["artifacts"] == [str(one) for one in libraries]
     assert not build_data["pure_python"]
     assert build_data["tag"].startswith("py3-none-")
     assert not warnings
+
+
+def test_a_library_that_cannot_be_compiled_leaves_the_other(tmp_path: Path) -> None:
+    has_compiler()
+    build_data, (warning,) = build(tmp_path, "no C++", "")
+    assert "libkernels.so is left out" in warning
+    assert build_data["artifacts"] == [str(library_of(SOURCES[1]))]
+    assert not build_data["pure_python"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +65,7 @@ def test_without_a_working_compiler_the_package_is_plain_python(
     compiler: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
-    build_data, (warning,) = build(tmp_path, "")
-    assert words in warning
+    build_data, warnings = build(tmp_path, "", "")
+    assert len(warnings) == len(SOURCES) and all(words in one for one in warnings)
     assert build_data == {"artifacts": [], "pure_python": True}
-    assert not (tmp_path / LIBRARY).exists()
+    assert not any((tmp_path / library_of(source)).exists() for source in SOURCES)

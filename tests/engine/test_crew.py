@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_build import SOURCE
+from hatch_build import SOURCES
 from tests.tools import missing
 
 HANGS_S = 120
@@ -71,7 +71,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         missing("c++ is not installed; scripts/compiler installs Debian's")
     folder = tmp_path_factory.mktemp("crew")
     (folder / "crew.cpp").write_text(PROGRAM)
-    command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{SOURCE.parent.resolve()}", "crew.cpp", "-o", "crew"]
+    command = ["c++", "-std=c++17", "-O2", "-pthread", f"-I{SOURCES[0].parent.resolve()}", "crew.cpp", "-o", "crew"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
     return folder / "crew"
 

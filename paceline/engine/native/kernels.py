@@ -6,7 +6,6 @@ functions' arguments, and not when to use them. Other Python threads run during 
 
 import ctypes
 import threading
-import zlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 import structlog
 import torch
 
+from paceline.compiled import open_library
 from paceline.engine.attention.dense import DenseAttention
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention, Span
@@ -278,17 +278,12 @@ def find_kernels() -> Kernels | None:
         log.info("no compiled kernels; install the package where there is a C++ compiler, and passes are faster")
         return None
     try:
-        library = ctypes.CDLL(str(LIBRARY))
-        library.paceline_source.restype = ctypes.c_uint32
-        if library.paceline_source() != zlib.crc32(b"".join(one.read_bytes() for one in SOURCES)):
-            reason = "they were compiled from another source"
-        elif not library.paceline_lanes():
+        library = open_library(LIBRARY, SOURCES)
+        if not library.paceline_lanes():
             log.info("the compiled kernels need a processor with AVX2; torch does their work, more slowly")
             return None
-        else:
-            check_sizes(library)
-            return Kernels(library)
+        check_sizes(library)
+        return Kernels(library)
     except (OSError, AttributeError) as error:
-        reason = str(error)
-    log.warning("the compiled kernels cannot be used; install the package anew", reason=reason)
-    return None
+        log.warning("the compiled kernels cannot be used; install the package anew", reason=str(error))
+        return None
