@@ -37,27 +37,28 @@ class Guessers:
             if expected:
                 found[DraftSource.PREDICTION] = Prediction(expected, len(prompt))
             if own:
-                found[DraftSource.SUFFIX] = _Suffixes(SuffixIndex(own), self._shared, len(prompt))
+                index = SuffixIndex(own)
+                shared = self._shared
+                found[DraftSource.SUFFIX] = _OwnAndShared(index, shared, len(prompt)) if shared else index
             return found
 
         return guessers
 
 
-class _Suffixes:
+class _OwnAndShared:
     """A generation's own text, and what all outputs have in common where that knows a longer match."""
 
-    def __init__(self, own: SuffixIndex, shared: SharedSuffixes | None, prompt_count: int) -> None:
+    def __init__(self, own: SuffixIndex, shared: SharedSuffixes, prompt_count: int) -> None:
         self._own = own
         self._shared = shared
         self._prompt_count = prompt_count
 
     def guess(self, context: TokenList, most: int) -> Guess | None:
         own = self._own.guess(context, most)
-        others = self._shared.guess(context, most) if self._shared else None
+        others = self._shared.guess(context, most)
         if own and others:
             return others if others.match_length > own.match_length else own
         return own or others
 
     def ended(self, context: TokenList) -> None:
-        if self._shared:
-            self._shared.add(context[self._prompt_count :])
+        self._shared.add(context[self._prompt_count :])

@@ -36,3 +36,6 @@ class SuffixIndex:
         if not self._library.guess(self._at, added.tobytes(), len(added), most, self._room.at):
             raise MemoryError("no memory to index an output")
         return self._room.guess()
+
+    def ended(self, context: TokenList) -> None:
+        """Nothing is kept of an output."""

@@ -6,7 +6,7 @@ requests.
 """
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -137,12 +137,12 @@ async def run_round(
     Raise the verify call's error; then no tokens were committed.
     """
     started = clock()
-    wishes, shares = _taking_part(wishes, limits)
+    wishes, shares, taken_in = _taking_part(wishes, limits)
     group = list(wishes)
     deadline = Deadline(time_left_s(group, started), draft_worth_s)
-    asked = await _propose(wishes, drafters, limits, deadline, clock)
-    drafts = _drafts(wishes, asked, limits)
-    prompts = _coming_prompts(wishes, drafters, limits)
+    asked = await _propose(wishes, taken_in, drafters, deadline, clock)
+    drafts = _drafts(wishes, taken_in, asked, limits.vocabulary_size)
+    prompts = _coming_prompts(wishes, taken_in, drafters)
     rows = [
         one.verify_row(
             draft.token_ids,
@@ -177,16 +177,20 @@ async def run_round(
     )
 
 
-def _taking_part(wishes: Mapping[Generation, Wish], limits: RoundLimits) -> tuple[Mapping[Generation, Wish], list[int]]:
-    """Return the generations for which the chunk of prompts has room, with their wishes, and the share of each."""
-    group = list(wishes)
-    shares = prompt_shares(
-        [one.target_lack for one in group], lambda index: group[index].target_taken, limits.prefill_chunk_tokens
-    )
-    if all(shares):
-        return wishes, shares
-    taking_part = {one: wish for (one, wish), share in zip(wishes.items(), shares, strict=True) if share}
-    return taking_part, [share for share in shares if share]
+def _taking_part(
+    wishes: Mapping[Generation, Wish], limits: RoundLimits
+) -> tuple[Mapping[Generation, Wish], list[int], Set[Generation]]:
+    """Return the generations for which the chunk of prompts has room, with their wishes, and the share of each.
+
+    The third are those of which the round only takes in a part of what the target lacks.
+    """
+    group, chunk_tokens = list(wishes), limits.prefill_chunk_tokens
+    lacks = [one.target_lack for one in group]
+    shares = prompt_shares(lacks, lambda index: group[index].target_taken, chunk_tokens)
+    if not all(shares):
+        wishes = {one: wish for (one, wish), share in zip(wishes.items(), shares, strict=True) if share}
+    taken_in = {one for one, lack, share in zip(group, lacks, shares, strict=True) if share and lack > chunk_tokens}
+    return wishes, [share for share in shares if share], taken_in
 
 
 @dataclass
@@ -261,23 +265,23 @@ def time_left_s(group: Sequence[Generation], now_s: float) -> float | None:
 
 async def _propose(
     wishes: Mapping[Generation, Wish],
+    taken_in: Set[Generation],
     drafters: Mapping[str, Drafter],
-    limits: RoundLimits,
     deadline: Deadline,
     clock: Clock,
 ) -> dict[str, _Asked]:
     """Ask the draft services of every model at once; return what came of it, by model."""
     wished = {one.draft_model for one in wishes.values() if one.asked_count}
     models = [model for model in drafters if model in wished]
-    calls = [_ask(model, wishes, drafters[model], limits, deadline, clock) for model in models]
+    calls = [_ask(model, wishes, taken_in, drafters[model], deadline, clock) for model in models]
     return {model: answer for model, answer in zip(models, await results_of(calls), strict=True) if answer}
 
 
 async def _ask(
     model: str,
     wishes: Mapping[Generation, Wish],
+    taken_in: Set[Generation],
     drafter: Drafter,
-    limits: RoundLimits,
     deadline: Deadline,
     clock: Clock,
 ) -> _Asked | None:
@@ -285,7 +289,9 @@ async def _ask(
     wanted: list[tuple[Generation, int]] = []
     longest = drafter.max_length + 1
     for one in _asking(model, wishes):
-        count = min(wishes[one].asked_count, _most_drafts(one, limits), longest - len(one.token_ids))
+        if one in taken_in:
+            continue
+        count = min(wishes[one].asked_count, one.most_useful_drafts, longest - len(one.token_ids))
         if count > 0:
             one.move_draft(model)
             wanted.append((one, count))
@@ -316,10 +322,10 @@ def _asking(model: str, wishes: Mapping[Generation, Wish]) -> list[Generation]:
 
 
 def _coming_prompts(
-    wishes: Mapping[Generation, Wish], drafters: Mapping[str, Drafter], limits: RoundLimits
+    wishes: Mapping[Generation, Wish], taken_in: Set[Generation], drafters: Mapping[str, Drafter]
 ) -> dict[str, dict[Generation, ProposeRow]]:
     """Return rows for draft services of each model, with the prompts of which the target takes in a part now."""
-    coming = {one: wish for one, wish in wishes.items() if _is_taken_in(one, limits) and one.most_useful_drafts > 0}
+    coming = {one: wish for one, wish in wishes.items() if one in taken_in and one.most_useful_drafts > 0}
     if not coming:
         return {}
     rows = {model: _prompt_rows(model, coming, drafter) for model, drafter in drafters.items()}
@@ -372,28 +378,28 @@ def _error_of_all(asked: Mapping[str, _Asked]) -> PacelineError | None:
 
 
 def _drafts(
-    wishes: Mapping[Generation, Wish], asked: Mapping[str, _Asked], limits: RoundLimits
+    wishes: Mapping[Generation, Wish], taken_in: Set[Generation], asked: Mapping[str, _Asked], vocabulary_size: int
 ) -> dict[Generation, _Draft]:
     """Return each row's draft: what the draft service gave, or else the tokens at hand."""
     drafts: dict[Generation, _Draft] = {}
     for one, wish in wishes.items():
-        if wish.token_ids:
-            token_ids = wish.token_ids[: max(0, _most_drafts(one, limits))]
-            drafts[one] = _draft(token_ids, wish.source, "", limits)
+        if wish.token_ids and one not in taken_in:
+            token_ids = wish.token_ids[: max(0, one.most_useful_drafts)]
+            drafts[one] = _draft(token_ids, wish.source, "", vocabulary_size)
         else:
             drafts[one] = NO_DRAFT
     for model, answer in asked.items():
         if isinstance(answer.result, Proposals):
             for (one, row), proposal in zip(answer.rows.items(), answer.result.results, strict=True):
-                drafted = _draft(_proposed(one, row, proposal), DraftSource.DRAFT, model, limits)
+                drafted = _draft(_proposed(one, row, proposal), DraftSource.DRAFT, model, vocabulary_size)
                 drafts[one] = drafted if drafted.token_ids else drafts[one]
     return drafts
 
 
-def _draft(token_ids: tuple[int, ...], source: DraftSource | None, model: str, limits: RoundLimits) -> _Draft:
+def _draft(token_ids: tuple[int, ...], source: DraftSource | None, model: str, vocabulary_size: int) -> _Draft:
     """Return the tokens as a draft, up to the first that the target does not know."""
-    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < limits.vocabulary_size:
-        token_ids = tuple(takewhile(lambda one: 0 <= one < limits.vocabulary_size, token_ids))
+    if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
+        token_ids = tuple(takewhile(lambda one: 0 <= one < vocabulary_size, token_ids))
     return _Draft(token_ids, source, model) if token_ids else NO_DRAFT
 
 
@@ -417,16 +423,6 @@ def _gave_cache_up(error: PacelineError) -> bool:
 
 def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
     return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
-
-
-def _most_drafts(generation: Generation, limits: RoundLimits) -> int:
-    """Return the most drafts that can help a row in this round."""
-    return 0 if _is_taken_in(generation, limits) else generation.most_useful_drafts
-
-
-def _is_taken_in(generation: Generation, limits: RoundLimits) -> bool:
-    """Return whether the round only takes in a part of what the target lacks."""
-    return generation.target_lack > limits.prefill_chunk_tokens
 
 
 def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:

@@ -53,7 +53,7 @@ class Library:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         """Raise AttributeError for a library whose guesses are not those of `_Guess`."""
-        # These keep the interpreter's lock: to give it up for a few microseconds takes longer, and no two run at once.
+        # These keep the interpreter's lock, so that no two run at once: rounds and admission's threads share texts.
         quick = ctypes.PyDLL(library._name, handle=library._handle)
         self.index_text = _function(library, "text_of", _pointer, _pointer, _number)
         self.text_with_room = _function(quick, "text_with_room", _pointer, _number)
