@@ -1,13 +1,16 @@
 """The compiled index of suffixes: where it is missing, or of another source, requests are served without it."""
 
 import ctypes
+import re
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
+from coordinator.drafting import indexed_text
 from coordinator.drafting.native import library
 from coordinator.drafting.native.library import LIBRARY, Library, find_library
+from paceline.checks import MAX_DRAFT_COUNT
 from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import dispatching
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
@@ -39,6 +42,19 @@ def test_a_library_of_another_source_is_left_alone(tmp_path: Path, monkeypatch: 
     (tmp_path / "changed.cpp").write_text("// Something else.")
     monkeypatch.setattr(library, "SOURCE", tmp_path / "changed.cpp")
     assert find_library.__wrapped__() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("COMPARED", indexed_text.COMPARED),
+        ("FOUND", indexed_text.MOST_PLACES),
+        ("MOST_GUESSED", library.MOST_GUESSED),
+        ("MOST_GUESSED", MAX_DRAFT_COUNT),
+    ],
+)
+def test_a_number_that_both_languages_name_is_the_same(name: str, value: int) -> None:
+    assert re.findall(rf"constexpr \w+ {name} = (\d+);", library.SOURCE.read_text(encoding="utf-8")) == [str(value)]
 
 
 def test_a_guess_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ int latest_matches(Text *const *texts, int64_t text_count, const Token *end, int
     return found_count;
 }
 
-// `structures.py` describes it again.
+// `library.py` describes it again.
 struct Guess {
     int64_t token_count;
     int64_t match_length;
