@@ -4,9 +4,10 @@ Who its replicas are and who may call it is `serving`'s to know.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 
 from opentelemetry.trace import Tracer
 
@@ -117,7 +118,8 @@ def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
     statistics = Statistics()
-    drafts = DraftModels(partial(_prepared, settings, watched.tracer, clocks))
+    dispatcher: Dispatcher  # which frees at the drafts what it no longer serves, so they are made first
+    drafts = DraftModels(partial(_prepared, settings, watched.tracer, clocks, lambda: dispatcher.models))
     residency = Residency(drafts)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
     maker = ServingMaker(settings, drafts, residency, statistics, metrics, tracer, clocks)
@@ -138,10 +140,21 @@ def wired(
 
 
 def _prepared(
-    settings: CoordinatorSettings, tracer: Tracer | None, clocks: Clocks, replicas: ReplicatedDrafter
+    settings: CoordinatorSettings,
+    tracer: Tracer | None,
+    clocks: Clocks,
+    targets: Callable[[], Sequence[ModelDescription]],
+    replicas: ReplicatedDrafter,
 ) -> PreparedDrafter:
     """Return what is asked in place of the draft services of one model."""
-    prepared = PreparedDrafter(replicas, tracer, clocks.rounds, may_prepare=settings.prepared_rounds)
+
+    def lacks_room() -> bool:
+        pairs = product(replicas.models, targets())
+        return any(draft.compute.lacks_room_beside(target.compute) for draft, target in pairs)
+
+    prepared = PreparedDrafter(
+        replicas, tracer, clocks.rounds, may_prepare=settings.prepared_rounds, lacks_room_beside_target=lacks_room
+    )
     replicas.listen(prepared.take)
     return prepared
 

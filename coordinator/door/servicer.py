@@ -16,7 +16,13 @@ from coordinator.rounds.statistics import Statistics
 from paceline.codec.cluster import cluster_to_pb
 from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
 from paceline.shared_stream import MOST_CALLS_KEY
-from paceline.types import ClusterDescription, GenerationRequest, ReplicaDescription
+from paceline.types import (
+    ClusterDescription,
+    ComputeDescription,
+    GenerationRequest,
+    ModelDescription,
+    ReplicaDescription,
+)
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import ended_code, parsed
 
@@ -74,8 +80,8 @@ class GenerationServicer:
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:
         return cluster_to_pb(
             ClusterDescription(
-                target=self._calls.model.target,
-                draft=self._drafts.description,
+                target=self._shown_model(self._calls.model.target),
+                draft=self._shown_model(draft) if (draft := self._drafts.description) else None,
                 batch_size=self._facts.batch_size,
                 draft_count=self._facts.draft_count,
                 policy=self._facts.policy,
@@ -90,6 +96,9 @@ class GenerationServicer:
                 process_index=self._facts.process_index,
             )
         )
+
+    def _shown_model(self, model: ModelDescription) -> ModelDescription:
+        return model if self._facts.shows_addresses else replace(model, compute=ComputeDescription())
 
     def _shown(self, replicas: Iterable[ReplicaDescription]) -> tuple[ReplicaDescription, ...]:
         if self._facts.shows_addresses:

@@ -44,14 +44,19 @@ class PreparedDrafter:
         clock: Callable[[], float] = time.perf_counter,
         *,
         may_prepare: bool = True,
+        lacks_room_beside_target: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`may_prepare` False asks for nothing to be prepared, so that every round waits for its call."""
+        """`may_prepare` False asks for nothing to be prepared, so that every round waits for its call.
+
+        `lacks_room_beside_target` returns whether the draft service and a target are known to compute on the same
+        cores or device.
+        """
         self._drafter = drafter
         self._may_prepare = may_prepare
         self._tracer = tracer
         self._clock = clock
         self._choices = PreparedChoices()
-        self._worth = PreparingWorth()
+        self._worth = PreparingWorth(lacks_room_beside_target)
         self._answered = Answered()
         self._patience = Patience(self._answered.tokens)
         self._arrived = asyncio.Event()

@@ -6,11 +6,12 @@ drafts that were too few because nobody waited for more, rounds between that ask
 of the drafts: what a few rounds really got is mostly luck. Groups of about one size share their measurements; those of
 another size do what pays for these until they have measured it themselves.
 
-Both kinds are measured at once where the way to the draft service takes much of a round. Where it is near, preparing
-may slow down a target on the same cores, so it is tried later. Knows nothing of what calls bring.
+Where the draft service is near and computes on the target's cores or device, nothing is prepared nor measured:
+preparing can save no more than the short way there, and each trial makes rounds longer. Knows nothing of what calls
+bring.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from coordinator.replicas.way import Way, usual_time
@@ -19,9 +20,8 @@ from paceline.types import CallTiming, ProposeRow
 
 BLOCK = 8
 """Rounds in a row of one kind: what was prepared in one round shows in the next."""
-WORTHWHILE, WORTHWHILE_NEAR = 0.99, 0.9
-"""Preparing pays if a token takes less than this share of its time without. A few rounds of another text may seem a
-tenth shorter, and near the draft service preparing seldom is worth more."""
+WORTHWHILE = 0.99
+"""Preparing pays if a token takes less than this share of its time without."""
 PROBE_LOSS = 0.005
 """Share of the time that trials of the slower kind may lose."""
 SLOW_BLOCKS = 2
@@ -47,7 +47,8 @@ class Begun:
 
 
 class PreparingWorth:
-    def __init__(self) -> None:
+    def __init__(self, lacks_room_beside_target: Callable[[], bool] = lambda: False) -> None:
+        self._lacks_room = lacks_room_beside_target
         self._searches: dict[int, _Search] = {}
         self._way = Way()
         self._last: Begun | None = None
@@ -63,12 +64,12 @@ class PreparingWorth:
             last.search.took(now_s - last.began_s, prepares=last.prepares)
         if last and is_decoding:
             self._way.took(now_s - last.began_s)
-        usual, is_near = self._usual(), self._way.is_near
-        # The first block ends as soon as it is known that the service is near.
-        if not self._rounds_left or (usual is None and is_near and self._prepares):
-            self._prepares = search.decide(usual, is_near=is_near)
-            self._rounds_left = BLOCK
-        self._rounds_left -= 1
+        if self._lacks_room() and not self._way.is_far:
+            self._prepares, self._rounds_left = False, 0
+        else:
+            if not self._rounds_left:
+                self._prepares, self._rounds_left = search.decide(self._usual()), BLOCK
+            self._rounds_left -= 1
         is_usual = is_decoding and last is not None and last.prepares is self._prepares
         self._last = Begun(search, self._prepares, now_s, is_usual)
         return self._last
@@ -117,7 +118,7 @@ class _Search:
     """The search for the better kind of rounds, for groups of about one size."""
 
     pays: bool | None = None
-    """What the last comparison said, or what was done without one until it was first tried; None before."""
+    """What the last comparison said; None before."""
     _means: dict[bool, _Mean] = field(default_factory=lambda: {True: _Mean(), False: _Mean()})
     """By whether they prepare."""
     _blocks: int = 0
@@ -131,12 +132,10 @@ class _Search:
     def gave(self, tokens: float, *, prepares: bool) -> None:
         self._means[prepares].gave(tokens)
 
-    def decide(self, usual: bool | None, *, is_near: bool) -> bool:
+    def decide(self, usual: bool | None) -> bool:
         """Return whether the next block prepares; `usual` is what pays for other groups."""
-        loss = self._compared_loss(WORTHWHILE_NEAR if is_near else WORTHWHILE)
+        loss = self._compared_loss()
         pays = usual if self.pays is None else self.pays
-        if self.pays is None and is_near:
-            pays, self._gap, self._first_blocks = bool(pays), LEAST_LAST_GAP, 0
         if pays is None:
             return self._first()
         self._blocks += 1
@@ -147,13 +146,13 @@ class _Search:
             self._means[not pays] = _Mean()  # measured anew: what was true a while ago may be so no more
         return not pays
 
-    def _compared_loss(self, worthwhile: float) -> float:
+    def _compared_loss(self) -> float:
         """Compare both kinds; return how much longer a token takes with the slower, 0 while that is not known."""
         is_slow = 0 < self._first_blocks <= SLOW_BLOCKS
         with_s, without_s = self._means[True].token_s, self._means[False].token_s
         if is_slow or with_s is None or without_s is None:
             return 0.0
-        pays = with_s / without_s < worthwhile
+        pays = with_s / without_s < WORTHWHILE
         if pays is not self.pays:
             self.pays, self._gap = pays, FIRST_GAP
         return max(with_s, without_s) / min(with_s, without_s) - 1

@@ -63,6 +63,12 @@ class ReplicatedDrafter:
         replicas = [draft.replica for draft in self._drafts.values()]
         return next((one.description for one in sorted(replicas, key=lambda one: not one.is_up)), None)
 
+    @property
+    def models(self) -> list[ModelDescription]:
+        """Descriptions of the replicas that are up."""
+        replicas = [draft.replica for draft in self._drafts.values()]
+        return [one.description for one in replicas if one.is_up and one.description]
+
     def describe(self) -> list[ReplicaDescription]:
         return [draft.describe() for draft in self._drafts.values()]
 

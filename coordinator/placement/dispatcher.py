@@ -22,7 +22,7 @@ from coordinator.requests.generation import Generation, Request
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import TARGET_AWAY
 from paceline.errors import PacelineError, PeerUnavailable
-from paceline.types import ReplicaDescription, ReplicaState
+from paceline.types import ModelDescription, ReplicaDescription, ReplicaState
 
 log = structlog.get_logger()
 
@@ -86,6 +86,12 @@ class Dispatcher:
             self._serving_changed.clear()
             await tell(self.is_serving)
             await self._serving_changed.wait()
+
+    @property
+    def models(self) -> list[ModelDescription]:
+        """Descriptions of the targets that are up."""
+        replicas = [one.replica for one in self._targets.values()]
+        return [one.description for one in replicas if one.is_up and one.description]
 
     def describe(self) -> list[ReplicaDescription]:
         return [target.describe() for target in list(self._targets.values())]

@@ -25,9 +25,19 @@ class Way:
         self._round_s = smoothed(self._round_s, usual_time(round_s, self._round_s), WAY_MEMORY)
 
     @property
+    def share(self) -> float | None:
+        """Share of a round's time that it takes; None while that is not known."""
+        return None if self._wire_s is None or not self._round_s else self._wire_s / self._round_s
+
+    @property
     def is_near(self) -> bool:
         """Whether it is known to be a small part."""
-        return self._wire_s is not None and self._round_s is not None and self._wire_s < FAR_SHARE * self._round_s
+        return self.share is not None and self.share < FAR_SHARE
+
+    @property
+    def is_far(self) -> bool:
+        """Whether it is known to be a large part."""
+        return self.share is not None and self.share >= FAR_SHARE
 
 
 def usual_time(round_s: float, mean_s: float | None) -> float:

@@ -13,14 +13,16 @@ PIECE_BYTES = 1 << 20
 
 def model_to_pb(model: types.ModelDescription) -> common_pb2.ModelDescription:
     cache = common_pb2.CacheDescription(**values_of(types.CacheDescription, model.cache))
-    inner = {"cache": cache, "identity": identity_to_pb(model.identity)}
+    compute = common_pb2.ComputeDescription(**values_of(types.ComputeDescription, model.compute))
+    inner = {"cache": cache, "identity": identity_to_pb(model.identity), "compute": compute}
     return common_pb2.ModelDescription(**values_of(types.ModelDescription, model) | inner)
 
 
 def model_from_pb(message: common_pb2.ModelDescription) -> types.ModelDescription:
     cache = types.CacheDescription(**values_of(types.CacheDescription, message.cache))
     values = values_of(types.ModelDescription, message)
-    inner = {"cache": cache, "identity": identity_from_pb(message.identity)}
+    compute = types.ComputeDescription(**values_of(types.ComputeDescription, message.compute))
+    inner = {"cache": cache, "identity": identity_from_pb(message.identity), "compute": compute}
     return types.ModelDescription(**values | {"end_token_ids": tuple(message.end_token_ids)} | inner)
 
 

@@ -19,6 +19,7 @@ from paceline.engine.cache.dense import DenseCache
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.cache.prefixes import Prefixes, Relying
 from paceline.engine.calls import Call, RuledCalls
+from paceline.engine.compute import compute_of
 from paceline.engine.fixed_shapes import BlockPasses
 from paceline.engine.heads.drafting import HeadsDrafts, HeadsRow
 from paceline.engine.heads.loading import LoadedHeads
@@ -289,7 +290,8 @@ def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
 
 def _identified(model: LoadedModel, options: EngineOptions, heads: HeadsDrafts | None) -> ModelDescription:
     kernels = kernels_of(model, options.layout, fixed_shapes=has_fixed_shapes(model, options))
-    described = replace(model.description, numerics=options.numerics, kernels=kernels)
+    compute = compute_of(torch.device(model.description.device))
+    described = replace(model.description, numerics=options.numerics, kernels=kernels, compute=compute)
     if heads:
         described = replace(described, heads=heads.kind, heads_draft_count=heads.draft_count)
     return replace(described, identity=ModelIdentity(model_digest(described), secrets.token_hex(16)))

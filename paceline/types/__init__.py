@@ -42,7 +42,14 @@ from paceline.types.generation import (
     Usage,
     UserMessage,
 )
-from paceline.types.models import CacheDescription, ModelDescription, ModelIdentity, PassTraffic, TokenizerFiles
+from paceline.types.models import (
+    CacheDescription,
+    ComputeDescription,
+    ModelDescription,
+    ModelIdentity,
+    PassTraffic,
+    TokenizerFiles,
+)
 from paceline.types.ranks import RankGrid, RankPlace
 from paceline.types.rounds import (
     CallTiming,
@@ -73,6 +80,7 @@ __all__ = [
     "CircuitState",
     "ClusterDescription",
     "ClusterStatistics",
+    "ComputeDescription",
     "DraftSource",
     "DraftingOptions",
     "FinishReason",

@@ -28,6 +28,23 @@ class CacheDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeDescription:
+    """What passes of a model run on: cores of a host, or a device there."""
+
+    digest: str = ""
+    """Equal for services that may use the same ones, whatever their containers; empty if unknown."""
+    core_count: int = 0
+    """How many cores those are; 1 for a device."""
+    thread_count: int = 0
+    """Threads that compute a pass; 1 for a device."""
+
+    def lacks_room_beside(self, other: "ComputeDescription") -> bool:
+        """Return whether passes here and passes of the other are known to slow each other down."""
+        is_same = self.digest != "" and self.digest == other.digest
+        return is_same and self.thread_count + other.thread_count > self.core_count
+
+
+@dataclass(frozen=True, slots=True)
 class ModelIdentity:
     """Identity of the model and the process that answer. Both parts are empty from a service that tells neither."""
 
@@ -75,6 +92,7 @@ class ModelDescription:
     """Most tokens that the heads draft after a row."""
     max_rows: int = 0
     """Most rows of a call; 0 from a service that does not tell."""
+    compute: ComputeDescription = ComputeDescription()
 
     @property
     def decides_output(self) -> dict[str, object]:
@@ -93,7 +111,8 @@ class ModelDescription:
         """The part of the description that is the same in any process with this model and settings, at any time."""
         cache = replace(self.cache, used_bytes=0, idle_bytes=0, sequence_count=0, shared_token_count=0)
         cache = replace(cache, realigned_bytes=0, realignment_s=0.0)
-        return replace(self, cache=cache, identity=ModelIdentity(self.identity.model_digest))
+        identity = ModelIdentity(self.identity.model_digest)
+        return replace(self, cache=cache, identity=identity, compute=ComputeDescription())
 
     @property
     def longest_sequence(self) -> int:

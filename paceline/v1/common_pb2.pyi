@@ -510,6 +510,7 @@ class ModelDescription(_message.Message):
     HEADS_FIELD_NUMBER: _builtins.int
     HEADS_DRAFT_COUNT_FIELD_NUMBER: _builtins.int
     MAX_ROWS_FIELD_NUMBER: _builtins.int
+    COMPUTE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     """Name the service was started with: a directory or a built-in name."""
     architecture: _builtins.str
@@ -562,6 +563,10 @@ class ModelDescription(_message.Message):
     def identity(self) -> Global___ModelIdentity:
         """Model and process, as answers tell them too."""
 
+    @_builtins.property
+    def compute(self) -> Global___ComputeDescription:
+        """What its passes run on; unset when the service does not tell."""
+
     def __init__(
         self,
         *,
@@ -586,14 +591,47 @@ class ModelDescription(_message.Message):
         heads: _builtins.str = ...,
         heads_draft_count: _builtins.int = ...,
         max_rows: _builtins.int = ...,
+        compute: Global___ComputeDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "identity", b"identity"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cache", b"cache", "compute", b"compute", "identity", b"identity"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "heads", b"heads", "heads_draft_count", b"heads_draft_count", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "max_rows", b"max_rows", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "cache", b"cache", "compute", b"compute", "configuration_digest", b"configuration_digest", "device", b"device", "dtype", b"dtype", "end_token_ids", b"end_token_ids", "has_chat_template", b"has_chat_template", "heads", b"heads", "heads_draft_count", b"heads_draft_count", "identity", b"identity", "kernels", b"kernels", "max_length", b"max_length", "max_rows", b"max_rows", "model_id", b"model_id", "numerics", b"numerics", "parameter_count", b"parameter_count", "quantization", b"quantization", "revision", b"revision", "tokenizer_fingerprint", b"tokenizer_fingerprint", "vocabulary_size", b"vocabulary_size", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ModelDescription: _TypeAlias = ModelDescription  # noqa: Y015
+
+@_typing.final
+class ComputeDescription(_message.Message):
+    """Describes what passes of a model run on, so that one can tell which services take it from each other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    CORE_COUNT_FIELD_NUMBER: _builtins.int
+    THREAD_COUNT_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """Digest of the host and of the cores, or the device, that passes may use there, in hexadecimal: equal for services that
+    may use the same ones. Empty when the service does not tell.
+    """
+    core_count: _builtins.int
+    """How many cores those are; 1 for a device."""
+    thread_count: _builtins.int
+    """Threads that compute a pass; 1 for a device."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        core_count: _builtins.int = ...,
+        thread_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["core_count", b"core_count", "digest", b"digest", "thread_count", b"thread_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComputeDescription: _TypeAlias = ComputeDescription  # noqa: Y015
 
 @_typing.final
 class ModelIdentity(_message.Message):

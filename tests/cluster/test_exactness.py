@@ -98,7 +98,7 @@ async def test_tiny_pairs_equal_hugging_face(family: str, batch_size: int, pairs
 
 
 def prepare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every draft service for a distant one: near ones, as here, prepare late."""
+    """Take every draft service for a distant one: ones on the same cores, as here, prepare for no near target."""
     monkeypatch.setattr(way, "FAR_SHARE", 0.0)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.placement.dispatcher import Dispatcher
-from paceline.types import DraftingOptions, GenerationRequest, ReplicaState, TokenIds
+from paceline.types import ComputeDescription, DraftingOptions, GenerationRequest, ReplicaState, TokenIds
 from tests.coordinators import Dispatched, dispatching
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
@@ -90,3 +90,13 @@ async def test_models_swapped_while_requests_run_change_no_output() -> None:
                 assert sorted(running.drafts.usable) == ["second", "third"]
         assert found == EXPECTED
     assert not any(drafter.token_ids for drafter in drafters)
+
+
+@pytest.mark.parametrize(("draft_cores", "prepares"), [("the target's", False), ("others", True)])
+async def test_a_draft_service_on_cores_of_a_target_prepares_nothing(draft_cores: str, prepares: bool) -> None:
+    drafter, verifier = of_model("draft", 0.9), FakeVerifier()
+    drafter.description = replace(drafter.description, compute=ComputeDescription(draft_cores, 2, 1))
+    verifier.description = replace(verifier.description, compute=ComputeDescription("the target's", 2, 2))
+    async with dispatching([drafter], [verifier], draft_count=4) as running:
+        assert await outputs(running) == EXPECTED
+    assert any(row.prepare_count for call in drafter.calls for row in call) is prepares
