@@ -93,9 +93,11 @@ class Replica(Generic[RemoteT_co]):
         while True:
             self._look_soon.clear()
             await self.look()
+            interval_s = UP_CHECK_INTERVAL_S if self.is_up and not self._failed_checks else CHECK_INTERVAL_S
+            # Python 3.11's `wait_for` forgets that it was cancelled if it need not wait any more in that moment.
             with suppress(TimeoutError):
-                interval_s = UP_CHECK_INTERVAL_S if self.is_up and not self._failed_checks else CHECK_INTERVAL_S
-                await asyncio.wait_for(self._look_soon.wait(), interval_s)
+                async with asyncio.timeout(interval_s):
+                    await self._look_soon.wait()
 
     async def look(self) -> None:
         """Ask the replica for its health, and once in a while for its description."""

@@ -1,5 +1,6 @@
 """Replicas found, watched and removed: names with several addresses, health, models that do not fit."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -136,6 +137,25 @@ async def test_a_replica_that_ends_a_stream_is_looked_at_at_once(monkeypatch: py
         remote.end_stream()
         await until(lambda: replica.state is ReplicaState.DRAINING)
         watch.cancel()
+
+
+@pytest.mark.parametrize("ticks", range(6))
+async def test_a_watch_ends_though_it_is_told_to_look_in_the_same_moment(
+    ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams end when a coordinator stops, so both come together there."""
+    monkeypatch.setattr(replica_module, "UP_CHECK_INTERVAL_S", 3600.0)
+    replica = Replica("1:1", FakeVerifier(), fits)
+    watch = asyncio.create_task(replica.watch())
+    await replica.looked.wait()
+    for _ in range(6):
+        await asyncio.sleep(0)  # until it waits
+    replica.look_soon()
+    for _ in range(ticks):
+        await asyncio.sleep(0)
+    watch.cancel()
+    await until(watch.done)
+    assert watch.cancelled()
 
 
 async def test_what_is_owed_is_freed_by_the_next_look_that_finds_it() -> None:
