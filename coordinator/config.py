@@ -67,8 +67,8 @@ class CoordinatorSettings(ServiceSettings):
         default=None,
         description="groups in flight at once; with 2 the draft works for one while the target verifies the other; "
         "unset: 2, but 1 for few rows near the services, with --draft-count auto where 1 is measured to give more, and "
-        "1 of twice the --batch-size while the target works for other coordinators too: they fill each other's pauses; "
-        "with eqspec and exspec 1, the most that they allow",
+        "1 of twice the --batch-size while a near target works for other coordinators too: they fill each other's "
+        "pauses; with eqspec and exspec 1, the most that they allow",
     )
     window: Count = Field(
         default=48,

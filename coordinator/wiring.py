@@ -31,6 +31,7 @@ from coordinator.protocols import Drafters, RemoteTarget, Verifier
 from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.replica import Replica
 from coordinator.rounds.auto_planner import AutoPlanner
+from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.metrics import RoundMetrics
@@ -148,12 +149,12 @@ def _prepared(
 ) -> PreparedDrafter:
     """Return what is asked in place of the draft services of one model."""
 
-    def lacks_room() -> bool:
+    def has_room() -> bool:
         pairs = product(replicas.models, targets())
-        return any(draft.compute.lacks_room_beside(target.compute) for draft, target in pairs)
+        return any(draft.compute.has_room_beside(target.compute) for draft, target in pairs)
 
     prepared = PreparedDrafter(
-        replicas, tracer, clocks.rounds, may_prepare=settings.prepared_rounds, lacks_room_beside_target=lacks_room
+        replicas, tracer, clocks.rounds, may_prepare=settings.prepared_rounds, has_room_beside_target=has_room
     )
     replicas.listen(prepared.take)
     return prepared
@@ -195,10 +196,15 @@ def _places(settings: CoordinatorSettings) -> int:
 def _grouping(settings: CoordinatorSettings, target: ModelDescription) -> Grouping:
     """Return how groups are formed; in one lane as many rows are live as in several, unless lanes were asked for."""
     lanes = settings.lane_count
-    alone = Groups(settings.batch_size, _planner(settings, target, lanes))
+    alone = _groups(settings, target, settings.batch_size, lanes)
     if settings.lanes is not None or lanes == 1:
         return Grouping(alone)
-    return Grouping(alone, Groups(lanes * settings.batch_size, _planner(settings, target, 1)))
+    return Grouping(alone, _groups(settings, target, lanes * settings.batch_size, 1))
+
+
+def _groups(settings: CoordinatorSettings, target: ModelDescription, size: int, lanes: int) -> Groups:
+    planner = _planner(settings, target, lanes)
+    return Groups(size, planner, DraftWorth(lanes, planner.leeway))
 
 
 def _planner(settings: CoordinatorSettings, target: ModelDescription, lanes: int) -> DraftPlanner:

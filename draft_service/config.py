@@ -25,6 +25,6 @@ class DraftSettings(ModelServiceSettings):
     quantization: Literal["auto", "none", "int8"] = Field(
         default="auto",
         description="int8: products have weights of int8 with a scale for each column, made at load, for plain "
-        "decoders, and rows that they multiply are rounded to int8 too where that is faster; none: weights are of "
-        "--dtype; auto: on a CPU what is faster, as measured at load, on a GPU none",
+        "decoders; none: weights are of --dtype; auto: on a CPU what is faster, as measured at load, perhaps w8a8, "
+        "which is int8 with rows that are rounded to int8 too; on a GPU none",
     )

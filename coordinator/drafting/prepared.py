@@ -44,11 +44,11 @@ class PreparedDrafter:
         clock: Callable[[], float] = time.perf_counter,
         *,
         may_prepare: bool = True,
-        lacks_room_beside_target: Callable[[], bool] = lambda: False,
+        has_room_beside_target: Callable[[], bool] = lambda: True,
     ) -> None:
         """`may_prepare` False asks for nothing to be prepared, so that every round waits for its call.
 
-        `lacks_room_beside_target` returns whether the draft service and a target are known to compute on the same
+        `has_room_beside_target` returns whether a draft service and a target are known not to compute on the same
         cores or device.
         """
         self._drafter = drafter
@@ -56,7 +56,7 @@ class PreparedDrafter:
         self._tracer = tracer
         self._clock = clock
         self._choices = PreparedChoices()
-        self._worth = PreparingWorth(lacks_room_beside_target)
+        self._worth = PreparingWorth(has_room_beside_target)
         self._answered = Answered()
         self._patience = Patience(self._answered.tokens)
         self._arrived = asyncio.Event()

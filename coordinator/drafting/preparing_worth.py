@@ -6,7 +6,7 @@ drafts that were too few because nobody waited for more, rounds between that ask
 of the drafts: what a few rounds really got is mostly luck. Groups of about one size share their measurements; those of
 another size do what pays for these until they have measured it themselves.
 
-Where the draft service is near and computes on the target's cores or device, nothing is prepared nor measured:
+Where the draft service is near and may compute on the target's cores or device, nothing is prepared nor measured:
 preparing can save no more than the short way there, and each trial makes rounds longer. Knows nothing of what calls
 bring.
 """
@@ -47,8 +47,8 @@ class Begun:
 
 
 class PreparingWorth:
-    def __init__(self, lacks_room_beside_target: Callable[[], bool] = lambda: False) -> None:
-        self._lacks_room = lacks_room_beside_target
+    def __init__(self, has_room_beside_target: Callable[[], bool] = lambda: True) -> None:
+        self._has_room = has_room_beside_target
         self._searches: dict[int, _Search] = {}
         self._way = Way()
         self._last: Begun | None = None
@@ -64,7 +64,7 @@ class PreparingWorth:
             last.search.took(now_s - last.began_s, prepares=last.prepares)
         if last and is_decoding:
             self._way.took(now_s - last.began_s)
-        if self._lacks_room() and not self._way.is_far:
+        if not self._has_room() and not self._way.is_far:
             self._prepares, self._rounds_left = False, 0
         else:
             if not self._rounds_left:

@@ -8,6 +8,7 @@ rounds.
 
 from dataclasses import dataclass
 
+from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.wishes import DraftPlanner
 
 ROUNDS = 32
@@ -24,6 +25,8 @@ class Groups:
     """Most rows of a group."""
     planner: DraftPlanner
     """Plans their drafts, and how many are in flight. Groups of other sizes have other prices, so it is for these."""
+    draft_worth: DraftWorth
+    """The worth of their drafts."""
 
 
 class Grouping:
@@ -45,7 +48,10 @@ class Grouping:
 
         When it answered it had worked `worked_s` since its start, for all; 0: it does not tell.
         """
-        before_s, self._worked_s = self._worked_s, worked_s
+        before_s = self._worked_s
+        if before_s is not None and before_s - round_s < worked_s < before_s:
+            worked_s = before_s  # an older answer, of a round that had more to wait for; a restart falls further
+        self._worked_s = worked_s
         if before_s is None:
             return False
         # What it did for others before the round says nothing: there may have been nothing to do here.
@@ -59,6 +65,10 @@ class Grouping:
         self._round_count, self._own_s, self._all_s = 0, 0.0, 0.0
         return self.is_shared is not before
 
-    def now(self, most_rows: int) -> Groups:
-        """Return the way to form groups now, where services take calls of at most so many rows."""
-        return self._shared if self.is_shared and self._shared and self._shared.size <= most_rows else self._alone
+    def now(self, most_rows: int, *, is_near: bool) -> Groups:
+        """Return the way to form groups now, where services take calls of at most so many rows.
+
+        Where services are far, others do not fill the pauses: two groups hide each other's ways.
+        """
+        may_share = self.is_shared and is_near and self._shared and self._shared.size <= most_rows
+        return self._shared if may_share and self._shared else self._alone

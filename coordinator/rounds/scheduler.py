@@ -15,7 +15,6 @@ import structlog
 from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
-from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
@@ -25,7 +24,7 @@ from coordinator.rounds.round import RoundLimits, run_round, time_left_s
 from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
-from coordinator.rounds.wishes import DraftPlanner, Wish
+from coordinator.rounds.wishes import Wish
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
@@ -78,7 +77,6 @@ class Scheduler:
         self._policy = policy
         self._grouping = grouping
         self._drafters = drafters
-        self._draft_worth = DraftWorth(lanes, self._groups.planner.leeway)
         self._target = target
         self._residency = residency
         self._others = others
@@ -128,9 +126,8 @@ class Scheduler:
 
     @property
     def _groups(self) -> Groups:
-        return self._grouping.now(
-            min([self._limits.max_rows, *(one.max_rows for one in self._drafters.usable.values())])
-        )
+        most_rows = min([self._limits.max_rows, *(one.max_rows for one in self._drafters.usable.values())])
+        return self._grouping.now(most_rows, is_near=self._way.is_near)
 
     def _lane_count(self, groups: Groups) -> int:
         """Lanes that may begin a round now.
@@ -189,13 +186,13 @@ class Scheduler:
                     drafters,
                     self._target,
                     self._limits,
-                    draft_worth_s=self._draft_worth.seconds,
+                    draft_worth_s=groups.draft_worth.seconds,
                     is_alone=self._lane_count(groups) == 1,
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
                 record(report)
-            self._learn(groups.planner, wishes, report, sum(waits_s) / len(waits_s))
+            self._learn(groups, wishes, report, sum(waits_s) / len(waits_s))
             costs.add(report, in_flight_count, self._clock() - began_s)
         return report
 
@@ -251,20 +248,18 @@ class Scheduler:
             generation.fail(error)
         self.retire([generation])
 
-    def _learn(
-        self, planner: DraftPlanner, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float
-    ) -> None:
+    def _learn(self, groups: Groups, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float) -> None:
         self.statistics.count_report(report)
         if self._grouping.observe(report.verify.executed_s, report.target_worked_s, report.duration_s):
             log.info("whether the target works for others changed", target=self._address, now=self._grouping.is_shared)
-        self._draft_worth.observe(report)
+        groups.draft_worth.observe(report)
         self._way.called(report.propose.wire_s + report.verify.wire_s)
         self._way.took(report.duration_s)
         if report.draft_error is None:
             # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
             # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
             own_s = max(0.0, report.duration_s - report.others_s)
-            planner.observe(wishes, report, waited_s + own_s)
+            groups.planner.observe(wishes, report, waited_s + own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

@@ -16,8 +16,11 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 """Random bits that Linux draws when it starts: the same in all containers of a host."""
 
 
-def compute_of(device: torch.device, boot_id: Path = BOOT_ID) -> ComputeDescription:
-    """Describe what this thread's passes on a device run on; empty where the system does not tell."""
+def compute_of(device: torch.device, rank_count: int = 1, boot_id: Path = BOOT_ID) -> ComputeDescription:
+    """Describe what this thread's passes on a device run on; empty where the system does not tell.
+
+    On a CPU the other ranks count as if they had as many threads on this host.
+    """
     try:
         boot = boot_id.read_text()
     except OSError:
@@ -25,7 +28,7 @@ def compute_of(device: torch.device, boot_id: Path = BOOT_ID) -> ComputeDescript
     if device.type == "cuda":
         return ComputeDescription(_digest(boot, str(torch.cuda.get_device_properties(device).uuid)), 1, 1)
     cores = sorted(os.sched_getaffinity(0))
-    return ComputeDescription(_digest(boot, str(cores)), len(cores), torch.get_num_threads())
+    return ComputeDescription(_digest(boot, str(cores)), len(cores), rank_count * torch.get_num_threads())
 
 
 def _digest(*parts: str) -> str:

@@ -290,7 +290,8 @@ def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
 
 def _identified(model: LoadedModel, options: EngineOptions, heads: HeadsDrafts | None) -> ModelDescription:
     kernels = kernels_of(model, options.layout, fixed_shapes=has_fixed_shapes(model, options))
-    compute = compute_of(torch.device(model.description.device))
+    rank_count = model.group.place.grid.rank_count if model.group else 1
+    compute = compute_of(torch.device(model.description.device), rank_count)
     described = replace(model.description, numerics=options.numerics, kernels=kernels, compute=compute)
     if heads:
         described = replace(described, heads=heads.kind, heads_draft_count=heads.draft_count)

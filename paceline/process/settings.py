@@ -179,8 +179,8 @@ class ModelServiceSettings(ServiceSettings):
     )
     max_rows: Count = Field(
         default=MAX_ROWS,
-        description="most rows of a call; calls with more are refused: give at least the coordinator's --batch-size, "
-        "and twice that where several coordinators share the service",
+        description="most rows of a call, and of calls that share a pass; calls with more are refused: give at least "
+        "the coordinator's --batch-size, and where coordinators share the service twice that for each of them",
     )
     caller_weights: Annotated[str, AfterValidator(_weights)] = Field(
         default="",

@@ -36,12 +36,12 @@ class ComputeDescription:
     core_count: int = 0
     """How many cores those are; 1 for a device."""
     thread_count: int = 0
-    """Threads that compute a pass; 1 for a device."""
+    """Threads that compute a pass, of all ranks; 1 for a device."""
 
-    def lacks_room_beside(self, other: "ComputeDescription") -> bool:
-        """Return whether passes here and passes of the other are known to slow each other down."""
-        is_same = self.digest != "" and self.digest == other.digest
-        return is_same and self.thread_count + other.thread_count > self.core_count
+    def has_room_beside(self, other: "ComputeDescription") -> bool:
+        """Return whether passes here and passes of the other are known not to slow each other down."""
+        are_known = self.digest != "" and other.digest != ""
+        return are_known and (self.digest != other.digest or self.thread_count + other.thread_count <= self.core_count)
 
 
 @dataclass(frozen=True, slots=True)

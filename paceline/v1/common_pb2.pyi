@@ -617,7 +617,7 @@ class ComputeDescription(_message.Message):
     core_count: _builtins.int
     """How many cores those are; 1 for a device."""
     thread_count: _builtins.int
-    """Threads that compute a pass; 1 for a device."""
+    """Threads that compute a pass, of all ranks; 1 for a device."""
     def __init__(
         self,
         *,

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import pytest
 
-from coordinator.replicas import way
 from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
@@ -18,6 +17,7 @@ from paceline.engine.calls import Call
 from paceline.engine.options import EngineOptions, Layout
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import (
+    ComputeDescription,
     GenerationRequest,
     PolicyName,
     ProposeRow,
@@ -98,8 +98,8 @@ async def test_tiny_pairs_equal_hugging_face(family: str, batch_size: int, pairs
 
 
 def prepare_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take every draft service for a distant one: ones on the same cores, as here, prepare for no near target."""
-    monkeypatch.setattr(way, "FAR_SHARE", 0.0)
+    """Have every draft service prepare from the start: ones on a near target's cores, as here, do not."""
+    monkeypatch.setattr(ComputeDescription, "has_room_beside", lambda one, other: True)
 
 
 def verify_after_preparing(monkeypatch: pytest.MonkeyPatch) -> None:

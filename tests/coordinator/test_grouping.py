@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from coordinator.replicas import way
+from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.grouping import ROUNDS, Grouping, Groups
 from paceline.checks import MAX_ROWS
@@ -13,7 +15,7 @@ from paceline.types import CallTiming, Verdicts, VerifyRow
 from tests.coordinators import generate_all, prompts, scheduling
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
-TWO, ONE = Groups(4, FixedPlanner(5, lanes=2)), Groups(8, FixedPlanner(5, lanes=1))
+TWO, ONE = (Groups(8 // lanes, FixedPlanner(5, lanes=lanes), DraftWorth(lanes, 1.0)) for lanes in (2, 1))
 
 
 class Target:
@@ -35,9 +37,9 @@ def test_groups_change_with_what_others_have_of_a_targets_work_and_not_at_every_
     grouping, target = Grouping(TWO, ONE), Target()
     target.work(grouping, 0, 1)
     for others_s, expected in ((0.0, TWO), (0.25, TWO), (0.5, ONE), (0.25, ONE), (3.0, ONE), (0.0, TWO), (0.25, TWO)):
-        before = grouping.now(MAX_ROWS)
+        before = grouping.now(MAX_ROWS, is_near=True)
         assert target.work(grouping, others_s) == (before is not expected)
-        assert grouping.now(MAX_ROWS) is expected
+        assert grouping.now(MAX_ROWS, is_near=True) is expected
 
 
 def test_what_a_target_did_while_there_was_nothing_to_do_and_a_new_start_of_it_are_no_work_for_others() -> None:
@@ -60,7 +62,24 @@ def test_a_target_that_does_not_tell_its_work_is_not_shared() -> None:
 def test_no_group_has_more_rows_than_the_services_take() -> None:
     grouping = Grouping(TWO, ONE)
     Target().work(grouping, 3.0, 1 + ROUNDS)
-    assert [grouping.now(most) for most in (0, 7, 8, MAX_ROWS)] == [TWO, TWO, ONE, ONE]
+    assert [grouping.now(most, is_near=True) for most in (0, 7, 8, MAX_ROWS)] == [TWO, TWO, ONE, ONE]
+
+
+def test_two_groups_hide_each_others_way_to_a_target_that_is_far_though_it_is_shared() -> None:
+    grouping = Grouping(TWO, ONE)
+    Target().work(grouping, 3.0, 1 + ROUNDS)
+    assert grouping.now(MAX_ROWS, is_near=False) is TWO
+
+
+def test_answers_that_come_out_of_order_are_no_work_for_others() -> None:
+    """A round that has a draft service take a prompt in may end long after the target's answer."""
+    grouping = Grouping(TWO, ONE)
+    worked_s = 0.0
+    for _ in range(2 * ROUNDS):
+        before_s, worked_s = worked_s + 0.03, worked_s + 0.05
+        grouping.observe(0.02, worked_s, 0.1)
+        grouping.observe(0.03, before_s, 0.2)
+        assert not grouping.is_shared
 
 
 class BusyTarget(FakeVerifier):
@@ -89,9 +108,10 @@ class BusyTarget(FakeVerifier):
     ],
 )
 async def test_a_coordinator_has_one_group_of_twice_the_rows_at_a_target_that_works_for_others(
-    asked: dict[str, Any], draft_rows: int, target_rows: int, most: int
+    asked: dict[str, Any], draft_rows: int, target_rows: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where lanes are asked for, and where a service takes fewer rows, groups stay as they are."""
+    monkeypatch.setattr(way, "FAR_SHARE", 2.0)  # these services take no time, so the way is all of a round
     drafter, verifier = FakeDrafter(0.7), BusyTarget()
     drafter.max_rows = draft_rows
     verifier.description = replace(verifier.description, max_rows=target_rows)

@@ -509,11 +509,11 @@ def test_a_wrong_first_measurement_is_soon_corrected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way_s", "lacks_room", "is_tried"), [(1.0, True, False), (8.0, True, True), (1.0, False, True)]
+    ("way_s", "has_room", "is_tried"), [(1.0, False, False), (8.0, False, True), (1.0, True, True)]
 )
-def test_nothing_is_prepared_on_cores_of_a_target_that_is_near(way_s: float, lacks_room: bool, is_tried: bool) -> None:
+def test_nothing_is_prepared_on_cores_of_a_target_that_is_near(way_s: float, has_room: bool, is_tried: bool) -> None:
     """Each trial made rounds longer: 6 of 100 rounds at B = 1 were trials, of twice the time."""
-    worth, now_s, kinds = PreparingWorth(lambda: lacks_room), 0.0, list[bool]()
+    worth, now_s, kinds = PreparingWorth(lambda: has_room), 0.0, list[bool]()
     rows = [whole_row("a", 4, cached_length=5)]
     for _ in range(100 * BLOCK):
         kinds.append(begun_alike(worth, rows, now_s))

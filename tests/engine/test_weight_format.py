@@ -59,10 +59,10 @@ def test_the_fastest_format_is_taken_whatever_its_name(
     [
         ("auto", "auto", {FULL, HALF, FULL_INT8, FULL_W8A8}),
         ("auto", "none", {FULL, HALF}),
-        ("auto", "int8", {FULL_INT8, FULL_W8A8}),
+        ("auto", "int8", {FULL_INT8}),
         ("bfloat16", "auto", {HALF, HALF_INT8, HALF_W8A8}),
         ("float32", "none", {FULL}),
-        ("bfloat16", "int8", {HALF_INT8, HALF_W8A8}),
+        ("bfloat16", "int8", {HALF_INT8}),
     ],
 )
 def test_an_explicit_dtype_or_quantization_is_obeyed(

@@ -41,8 +41,7 @@ def possible_formats(
 ) -> list[WeightFormat]:
     """Return the formats among which the fastest is looked for, the module's own first; None leaves a choice open.
 
-    There is no choice but on a CPU, and of a plain decoder. Beside int8 the dtype hardly matters, so it stays. Rows are
-    rounded with the weights where that is faster.
+    There is no choice but on a CPU, and of a plain decoder. Beside int8 the dtype hardly matters, so it stays.
     """
     if module.device.type != "cpu" or not can_quantize(module):
         return [WeightFormat(dtype or module.dtype, quantization or "none")]
@@ -50,7 +49,9 @@ def possible_formats(
     formats = [WeightFormat(one) for one in dtypes] if quantization != "int8" else []
     if quantization != "none":
         beside = [one for one in dtypes if one in FORMAT_DTYPES] or dtypes
-        formats += [WeightFormat(beside[0], "int8"), WeightFormat(beside[0], "w8a8")]
+        formats.append(WeightFormat(beside[0], "int8"))
+        if quantization is None:
+            formats.append(WeightFormat(beside[0], "w8a8"))
     return formats
 
 

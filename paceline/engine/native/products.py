@@ -28,9 +28,9 @@ CLEARLY_FASTER = 1.5
 COLUMNS = 16
 ROW_DTYPES = (torch.float32, torch.bfloat16)
 SIZE_STEPS = {torch.float32: 1, torch.bfloat16: 32, torch.int8: 4, torch.uint8: 16}
+"""Rows' sizes are multiples of this, by the weights' dtype."""
 MOST_ROUNDED = 1 << 16
 """Most numbers of a rounded row: sums of more might not fit 32 bits."""
-"""Rows' sizes are multiples of this, by the weights' dtype."""
 _TRIED_SIZE = 1024
 _TRIED_ROWS = 16
 _TRIALS = 5
