@@ -64,7 +64,7 @@ class PreparingWorth:
             last.search.took(now_s - last.began_s, prepares=last.prepares)
         if last and is_decoding:
             self._way.took(now_s - last.began_s)
-        if not self._has_room() and not self._way.is_far:
+        if not self._way.is_far and not self._has_room():
             self._prepares, self._rounds_left = False, 0
         else:
             if not self._rounds_left:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.drafting.guarded_draft import GuardedDraft
 from coordinator.protocols import Deadline, RemoteDraft
-from coordinator.replicas.replica import Replica
+from coordinator.replicas.replica import Replica, models_up
 from coordinator.replicas.stickiness import Beginnings, Stickiness, beginnings_of
 from paceline.errors import PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.tasks import results_of
@@ -66,8 +66,7 @@ class ReplicatedDrafter:
     @property
     def models(self) -> list[ModelDescription]:
         """Descriptions of the replicas that are up."""
-        replicas = [draft.replica for draft in self._drafts.values()]
-        return [one.description for one in replicas if one.is_up and one.description]
+        return models_up(draft.replica for draft in self._drafts.values())
 
     def describe(self) -> list[ReplicaDescription]:
         return [draft.describe() for draft in self._drafts.values()]

@@ -17,7 +17,7 @@ from coordinator.placement.matching import Matching, can_take
 from coordinator.placement.queue import WaitingQueue
 from coordinator.placement.target import Serving, Target
 from coordinator.protocols import Remote, RemoteTarget
-from coordinator.replicas.replica import Replica
+from coordinator.replicas.replica import Replica, models_up
 from coordinator.requests.generation import Generation, Request
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import TARGET_AWAY
@@ -90,8 +90,7 @@ class Dispatcher:
     @property
     def models(self) -> list[ModelDescription]:
         """Descriptions of the targets that are up."""
-        replicas = [one.replica for one in self._targets.values()]
-        return [one.description for one in replicas if one.is_up and one.description]
+        return models_up(target.replica for target in self._targets.values())
 
     def describe(self) -> list[ReplicaDescription]:
         return [target.describe() for target in list(self._targets.values())]

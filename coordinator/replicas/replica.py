@@ -5,9 +5,9 @@ decide what a change means. Knows nothing of sequences or rounds.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -158,3 +158,8 @@ class Replica(Generic[RemoteT_co]):
         write(
             f"replica is {state.value}", address=self.address, model=model, **({"error": str(error)} if error else {})
         )
+
+
+def models_up(replicas: Iterable[Replica[Any]]) -> list[ModelDescription]:
+    """Return what the replicas that are up say of their models."""
+    return [one.description for one in replicas if one.is_up and one.description]

@@ -70,5 +70,7 @@ class Grouping:
 
         Where services are far, others do not fill the pauses: two groups hide each other's ways.
         """
-        may_share = self.is_shared and is_near and self._shared and self._shared.size <= most_rows
-        return self._shared if may_share and self._shared else self._alone
+        shared = self._shared
+        if shared and self.is_shared and is_near and shared.size <= most_rows:
+            return shared
+        return self._alone

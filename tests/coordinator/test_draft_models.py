@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.placement.dispatcher import Dispatcher
+from coordinator.replicas import way
 from paceline.types import ComputeDescription, DraftingOptions, GenerationRequest, ReplicaState, TokenIds
 from tests.coordinators import Dispatched, dispatching
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
@@ -93,7 +94,10 @@ async def test_models_swapped_while_requests_run_change_no_output() -> None:
 
 
 @pytest.mark.parametrize(("draft_cores", "prepares"), [("the target's", False), ("others", True)])
-async def test_a_draft_service_on_cores_of_a_target_prepares_nothing(draft_cores: str, prepares: bool) -> None:
+async def test_a_draft_service_on_cores_of_a_target_prepares_nothing(
+    draft_cores: str, prepares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(way, "FAR_SHARE", 2.0)  # these services take no time, so the way may be all of a round
     drafter, verifier = of_model("draft", 0.9), FakeVerifier()
     drafter.description = replace(drafter.description, compute=ComputeDescription(draft_cores, 2, 1))
     verifier.description = replace(verifier.description, compute=ComputeDescription("the target's", 2, 2))
