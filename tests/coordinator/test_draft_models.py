@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -97,7 +98,7 @@ async def test_models_swapped_while_requests_run_change_no_output() -> None:
 async def test_a_draft_service_on_cores_of_a_target_prepares_nothing(
     draft_cores: str, prepares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(way, "FAR_SHARE", 2.0)  # these services take no time, so the way may be all of a round
+    monkeypatch.setattr(way, "FAR_SHARE", inf)  # these services take no time, so the way may be all of a round
     drafter, verifier = of_model("draft", 0.9), FakeVerifier()
     drafter.description = replace(drafter.description, compute=ComputeDescription(draft_cores, 2, 1))
     verifier.description = replace(verifier.description, compute=ComputeDescription("the target's", 2, 2))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -111,7 +112,7 @@ async def test_a_coordinator_has_one_group_of_twice_the_rows_at_a_target_that_wo
     asked: dict[str, Any], draft_rows: int, target_rows: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where lanes are asked for, and where a service takes fewer rows, groups stay as they are."""
-    monkeypatch.setattr(way, "FAR_SHARE", 2.0)  # these services take no time, so the way is all of a round
+    monkeypatch.setattr(way, "FAR_SHARE", inf)  # these services take no time, so the way is all of a round
     drafter, verifier = FakeDrafter(0.7), BusyTarget()
     drafter.max_rows = draft_rows
     verifier.description = replace(verifier.description, max_rows=target_rows)
