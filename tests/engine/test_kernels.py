@@ -163,8 +163,18 @@ def test_rows_attend_as_by_torch_wherever_they_lie(
 
 
 @pytest.mark.parametrize("dtype", CACHE_DTYPES)
-def test_threads_share_attention_without_changing_a_bit_of_it(dtype: torch.dtype) -> None:
-    case = Case((3, 2), 48, [(1, 190, []), (90, 100, [5]), (6, 150, []), (1, 20, [])], seed=1, dtype=dtype)
+@pytest.mark.parametrize(
+    ("heads", "rows"),
+    [
+        ((3, 2), [(1, 190, []), (90, 100, [5]), (6, 150, []), (1, 20, [])]),
+        # So few queries that they are cut into smaller blocks, the more threads there are.
+        ((8, 2), [(6, 190, [7]), (1, 150, [])]),
+    ],
+)
+def test_threads_share_attention_without_changing_a_bit_of_it(
+    heads: tuple[int, int], rows: list[tuple[int, int, list[int]]], dtype: torch.dtype
+) -> None:
+    case = Case(heads, 48, rows, seed=1, dtype=dtype)
     with using_threads(1):
         expected = case.compiled(built_kernels(), with_norms=True)
     for count in (2, 3, 5):

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -43,28 +44,36 @@ struct Attend {
 
 INLINE int64_t padded_length(int64_t length) { return (length + WIDEST - 1) / WIDEST * WIDEST; }
 
-// As many queries of a KV head as read a key in common while their sums stay in registers are a block.
-constexpr int QUERIES = 4;
-INLINE int64_t query_count(const Attend &call, const Row &row) { return row.count * (call.head_count / call.kv_head_count); }
+// A block is queries of a KV head that read its keys together, at most QUERIES.
+constexpr int QUERIES = 16;
+constexpr int FEWEST_QUERIES = 4;  // where threads would have too few blocks
+INLINE int64_t group_of(const Attend &call) { return call.head_count / call.kv_head_count; }
+INLINE int64_t query_count(const Attend &call, const Row &row) { return row.count * group_of(call); }
+
+// An attention whose blocks have this many queries.
+struct Blocks {
+    const Attend &call;
+    int64_t size;
+};
 
 // Keys that the block from query `start` on reads: those that its last query sees.
-INLINE int64_t keys_of(const Attend &call, const Row &row, int64_t start) {
-    const int64_t group = call.head_count / call.kv_head_count, last = start + QUERIES - 1;
-    return row.length - row.count + 1 + (last / group < row.count ? last / group : row.count - 1);
+INLINE int64_t keys_of(const Blocks &of, const Row &row, int64_t start) {
+    const int64_t last = (start + of.size - 1) / group_of(of.call);
+    return row.length - row.count + 1 + (last < row.count ? last : row.count - 1);
 }
-INLINE int64_t keys_of(const Attend &call, const Row &row) {
+INLINE int64_t keys_of(const Blocks &of, const Row &row) {
     int64_t keys = 0;
-    for (int64_t start = 0; start < query_count(call, row); start += QUERIES) keys += keys_of(call, row, start);
-    return keys * call.kv_head_count;
+    for (int64_t start = 0; start < query_count(of.call, row); start += of.size) keys += keys_of(of, row, start);
+    return keys * of.call.kv_head_count;
 }
-static int64_t all_keys(const Attend &call) {
+static int64_t all_keys(const Blocks &of) {
     int64_t keys = 0;
-    for (int64_t row = 0; row < call.rows->row_count; row++) keys += keys_of(call, call.rows->rows[row]);
+    for (int64_t row = 0; row < of.call.rows->row_count; row++) keys += keys_of(of, of.call.rows->rows[row]);
     return keys;
 }
-static int64_t all_tokens(const Attend &call) {
+static int64_t all_tokens(const Blocks &of) {
     int64_t tokens = 0;
-    for (int64_t row = 0; row < call.rows->row_count; row++) tokens += call.rows->rows[row].count;
+    for (int64_t row = 0; row < of.call.rows->row_count; row++) tokens += of.call.rows->rows[row].count;
     return tokens;
 }
 
@@ -73,6 +82,7 @@ template <class T>
 struct Keys {
     const T *keys, *values;  // [slots, D]
     const int64_t *slots;    // as many as the row has tokens, and the last again up to a multiple of WIDEST
+    int64_t length;          // of the row
 };
 
 // Applies norm, rotary position (Su et al., arXiv 2104.09864) and `scale` to one head. `to` may be `from`.
@@ -84,35 +94,89 @@ INLINE void turn(const float *from, const float *norm, float epsilon, const floa
     for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
 }
 
-// Fetches what belongs to key `j` and is needed AHEAD keys later: pages lie anywhere, so the processor does not foresee them.
+// Keys and values are fetched so many keys before they are needed: pages lie anywhere, so the processor does not foresee them.
+constexpr int64_t AHEAD = 16, LINE = 64;
+
+// Of what belongs to the keys, that of the one AHEAD of key `j`; of the last one where there are no more.
 template <int D, class T>
-INLINE void fetch_ahead(const T *memory, const int64_t *slots, int64_t j, int64_t length) {
-    constexpr int64_t AHEAD = 16, LINE = 64 / sizeof(T);
-    const T *next = memory + slots[j + AHEAD < length ? j + AHEAD : length - 1] * D;
-    UNROLLED for (int64_t i = 0; i < D; i += LINE) __builtin_prefetch(next + i);
+INLINE const T *ahead(const Keys<T> &read, const T *memory, int64_t j) {
+    return memory + read.slots[j + AHEAD < read.length ? j + AHEAD : read.length - 1] * D;
 }
 
-// Puts the products of COUNT queries [COUNT, D] with `length` keys into `scores`, [COUNT, stride]. What is beyond `length`
-// up to the next multiple of LANES is of no use.
-template <class V, int D, class T, int COUNT>
-INLINE void score(const float *queries, const Keys<T> &read, int64_t length, float *scores, int64_t stride) {
-    constexpr int KEYS = V::LANES / COUNT;
-    for (int64_t j = 0; j < length; j += KEYS) {
-        const T *keys[KEYS];
-        typename V::Floats products[V::LANES] = {};
+// Queries that are done with together, at most: their sums stay in registers.
+template <class V>
+constexpr int most_queries() { return V::LANES == WIDEST ? 8 : 4; }
+
+// Whether numbers are moved two at once, as one of 32 bits. Then of four of a key the even ones come first, and the odd after.
+template <class V, int D, class T>
+constexpr bool in_pairs() { return sizeof(T) == sizeof(Half) && D >= 2 * V::LANES; }
+
+// Puts LANES keys from key `j` on into `tile` [D / 2, 2, LANES]: two numbers of every other key beside each other. Fetches
+// those AHEAD bit by bit.
+template <class V, int D, class T>
+INLINE void take_keys(const Keys<T> &read, int64_t j, float *tile) {
+    constexpr bool PAIRS = in_pairs<V, D, T>();
+    constexpr int KEYS = V::LANES / 2, SIZE = (PAIRS ? 2 : 1) * V::LANES;
+    for (int m = 0; m < 2; m++) {
+        const T *keys[KEYS], *next[KEYS];
         UNROLLED for (int k = 0; k < KEYS; k++) {
-            keys[k] = read.keys + read.slots[j + k] * D;
-            fetch_ahead<D>(read.keys, read.slots, j + k, length);
+            keys[k] = read.keys + read.slots[j + 2 * k + m] * D;
+            next[k] = ahead<D>(read, read.keys, j + 2 * k + m);
         }
-        for (int d = 0; d < D; d += V::LANES) {
-            typename V::Floats own[KEYS];
-            UNROLLED for (int k = 0; k < KEYS; k++) own[k] = V::load(keys[k] + d);
-            UNROLLED for (int q = 0; q < COUNT; q++)
-                UNROLLED for (int k = 0; k < KEYS; k++) products[q * KEYS + k] += V::load(queries + q * D + d) * own[k];
+        for (int d = 0; d < D; d += SIZE) {
+            const int from = d < D - SIZE ? d : D - SIZE;
+            typename V::Floats rows[KEYS];
+            UNROLLED for (int k = 0; k < KEYS; k++) {
+                if constexpr (PAIRS) std::memcpy(&rows[k], keys[k] + from, sizeof rows[k]);
+                else rows[k] = V::load(keys[k] + from);
+                __builtin_prefetch(next[k] + from);
+            }
+            V::transpose_twos(rows);
+            float *to = tile + (from + m) * V::LANES;
+            UNROLLED for (int i = 0; i < KEYS; i++, to += (PAIRS ? 4 : 2) * V::LANES) {
+                if constexpr (PAIRS) V::store_pairs(to, to + 2 * V::LANES, rows[i]);
+                else V::store(to, rows[i]);
+            }
         }
-        float sums[V::LANES];
-        V::store(sums, V::sums(products));
-        UNROLLED for (int q = 0; q < COUNT; q++) std::memcpy(scores + q * stride + j, sums + q * KEYS, sizeof(float) * KEYS);
+    }
+}
+
+// Copies a query [D], its numbers in the order of the keys' in a tile.
+template <class V, int D, class T>
+INLINE void take_query(const float *from, float *to) {
+    for (int d = 0; d < D; d++) to[in_pairs<V, D, T>() ? (d & ~3) + (d & 1) * 2 + (d >> 1 & 1) : d] = from[d];
+}
+
+// Puts the products of COUNT queries [COUNT, D] with the keys of a tile into `scores`, [COUNT, stride]. Each is two sums, in
+// the same order whatever COUNT is.
+template <class V, int D, int COUNT>
+INLINE void score(const float *queries, const float *tile, float *scores, int64_t stride) {
+    typename V::Floats sums[COUNT][2] = {};
+    for (int d = 0; d < D; d += 2, tile += 2 * V::LANES) {
+        typename V::Floats keys[2];
+        UNROLLED for (int m = 0; m < 2; m++) keys[m] = V::load(tile + m * V::LANES);
+        UNROLLED for (int q = 0; q < COUNT; q++) {
+            const typename V::Floats own = V::repeat_two(queries + q * D + d);
+            UNROLLED for (int m = 0; m < 2; m++) sums[q][m] += own * keys[m];
+        }
+    }
+    UNROLLED for (int q = 0; q < COUNT; q++) V::store(scores + q * stride, V::sums_of_twos(sums[q][0], sums[q][1]));
+}
+template <class V, int D, int COUNT = most_queries<V>()>
+INLINE void score_all(const float *queries, int64_t count, const float *tile, float *scores, int64_t stride) {
+    for (; count >= COUNT; count -= COUNT, queries += COUNT * D, scores += COUNT * stride)
+        score<V, D, COUNT>(queries, tile, scores, stride);
+    if constexpr (COUNT > 1) score_all<V, D, COUNT / 2>(queries, count, tile, scores, stride);
+}
+
+// Puts the products of `count` queries with the first `length` keys into `scores`. What is beyond `length` up to the next
+// multiple of LANES is of no use.
+template <class V, int D, class T>
+INLINE void score_keys(const float *queries, int64_t count, const Keys<T> &read, int64_t length, float *scores, int64_t stride) {
+    alignas(64) float tile[D * V::LANES];
+    for (int64_t j = 0; j < length; j += V::LANES) {
+        take_keys<V, D>(read, j, tile);
+        score_all<V, D>(queries, count, tile, scores + j, stride);
     }
 }
 
@@ -133,31 +197,6 @@ INLINE float weigh(float *scores, int64_t seen) {
     return 1.0f / V::sum(total);
 }
 
-// Adds up SIZE vectors of each value from number `start` on, by the weights of COUNT queries: query q sees `seen[q]`, each
-// at least as many as the one before.
-template <class V, int D, class T, int COUNT, int SIZE>
-INLINE void add_values(const Keys<T> &read, const int64_t *seen, const float *weights, int64_t stride, const float *shares, int start, T *const *out) {
-    typename V::Floats sums[COUNT][SIZE] = {};
-    int64_t j = 0;
-    for (; j < seen[0]; j++) {
-        const T *value = read.values + read.slots[j] * D + start;
-        if (start == 0) fetch_ahead<D>(read.values, read.slots, j, seen[0]);
-        UNROLLED for (int d = 0; d < SIZE; d++) {
-            const typename V::Floats own = V::load(value + d * V::LANES);
-            UNROLLED for (int q = 0; q < COUNT; q++) sums[q][d] += weights[q * stride + j] * own;
-        }
-    }
-    // A weight of 0 would not hide an infinite value, because their product is NaN.
-    for (; j < seen[COUNT - 1]; j++) {
-        const T *value = read.values + read.slots[j] * D + start;
-        UNROLLED for (int q = 0; q < COUNT; q++)
-            if (j < seen[q])
-                UNROLLED for (int d = 0; d < SIZE; d++) sums[q][d] += weights[q * stride + j] * V::load(value + d * V::LANES);
-    }
-    UNROLLED for (int q = 0; q < COUNT; q++)
-        UNROLLED for (int d = 0; d < SIZE; d++) V::store(out[q] + start + d * V::LANES, sums[q][d] * shares[q]);
-}
-
 // The most vectors of a value, a divisor of all of them, whose sums stay in registers for COUNT queries.
 template <class V, int D, int COUNT>
 constexpr int value_size() {
@@ -167,33 +206,72 @@ constexpr int value_size() {
     return size;
 }
 
-// Attends for COUNT queries of one KV head, [COUNT, D]; query q sees `seen[q]` keys, each at least as many as the one
-// before. A query's result depends on no other query, to the last bit.
+// Adds values [begin, end), by the weights of COUNT queries [COUNT, stride], to `sums` [COUNT, D]. They are fetched if they
+// are the first to need them.
 template <class V, int D, class T, int COUNT>
-INLINE void attend_some(const float *queries, const Keys<T> &read, const int64_t *seen, float *scores, int64_t stride, T *const *out) {
-    score<V, D, T, COUNT>(queries, read, seen[COUNT - 1], scores, stride);
-    float shares[COUNT];
-    for (int q = 0; q < COUNT; q++) shares[q] = weigh<V>(scores + q * stride, seen[q]);
+INLINE void add_values(const Keys<T> &read, int64_t begin, int64_t end, const float *weights, int64_t stride, float *sums, bool fetches) {
     constexpr int SIZE = value_size<V, D, COUNT>();
-    for (int start = 0; start < D; start += SIZE * V::LANES)
-        add_values<V, D, T, COUNT, SIZE>(read, seen, scores, stride, shares, start, out);
+    for (int start = 0; start < D; start += SIZE * V::LANES) {
+        typename V::Floats own_sums[COUNT][SIZE];
+        UNROLLED for (int q = 0; q < COUNT; q++)
+            UNROLLED for (int d = 0; d < SIZE; d++) own_sums[q][d] = V::load(sums + q * D + start + d * V::LANES);
+        for (int64_t j = begin; j < end; j++) {
+            const T *value = read.values + read.slots[j] * D + start;
+            if (fetches && start == 0) {
+                const T *next = ahead<D>(read, read.values, j);
+                UNROLLED for (size_t i = 0; i < D; i += LINE / sizeof(T)) __builtin_prefetch(next + i);
+            }
+            typename V::Floats own[SIZE];
+            UNROLLED for (int d = 0; d < SIZE; d++) own[d] = V::load(value + d * V::LANES);
+            UNROLLED for (int q = 0; q < COUNT; q++)
+                UNROLLED for (int d = 0; d < SIZE; d++) own_sums[q][d] += weights[q * stride + j] * own[d];
+        }
+        UNROLLED for (int q = 0; q < COUNT; q++)
+            UNROLLED for (int d = 0; d < SIZE; d++) V::store(sums + q * D + start + d * V::LANES, own_sums[q][d]);
+    }
+}
+template <class V, int D, class T, int COUNT = most_queries<V>()>
+INLINE void add_values_of_all(const Keys<T> &read, int64_t begin, int64_t end, int64_t count, const float *weights, int64_t stride, float *sums, bool fetches = true) {
+    for (; count >= COUNT; count -= COUNT, weights += COUNT * stride, sums += COUNT * D, fetches = false)
+        add_values<V, D, T, COUNT>(read, begin, end, weights, stride, sums, fetches);
+    if constexpr (COUNT > 1) add_values_of_all<V, D, T, COUNT / 2>(read, begin, end, count, weights, stride, sums, fetches);
 }
 
-// Attends for queries [start, start + COUNT) of a row that share a KV head: `group` heads for each of the row's tokens.
-template <class V, int D, class T, int COUNT>
-INLINE void attend_group(const Attend &call, const Row &row, int64_t head, int64_t start, const Keys<T> &read, float *scores) {
-    const int64_t group = call.head_count / call.kv_head_count, width = (call.head_count + 2 * call.kv_head_count) * D;
-    float queries[COUNT * D];
-    int64_t seen[COUNT];
-    T *out[COUNT];
-    for (int q = 0; q < COUNT; q++) {
+// So many values stay in the nearest cache for all queries of a block.
+constexpr int64_t VALUES = 32;
+
+// Adds up the values of each of `count` queries by its weights: query q sees `seen[q]`, each at least as many as the one before.
+template <class V, int D, class T>
+INLINE void add_up(const Keys<T> &read, const int64_t *seen, int64_t count, const float *weights, int64_t stride, float *sums) {
+    std::memset(sums, 0, sizeof(float) * count * D);
+    for (int64_t j = 0; j < seen[0]; j += VALUES)
+        add_values_of_all<V, D, T>(read, j, std::min(j + VALUES, seen[0]), count, weights, stride, sums);
+    // A weight of 0 would not hide an infinite value, because their product is NaN.
+    for (int64_t q = 1; q < count; q++) add_values<V, D, T, 1>(read, seen[0], seen[q], weights + q * stride, stride, sums + q * D, false);
+}
+
+// Attends for `count` queries of a row from query `start` of KV head `head` on: some heads for each of the row's tokens. A
+// query's result depends on no other query, to the last bit.
+template <class V, int D, class T>
+INLINE void attend_block(const Attend &call, const Row &row, int64_t head, int64_t start, int64_t count, const Keys<T> &read, float *scores) {
+    const int64_t group = group_of(call), width = call.head_count + 2 * call.kv_head_count, stride = padded_length(call.rows->longest);
+    alignas(64) float queries[QUERIES * D], sums[QUERIES * D];
+    int64_t seen[QUERIES];
+    for (int64_t q = 0; q < count; q++) {
         // Token by token, so that each sees no fewer keys than the one before.
         const int64_t token = (start + q) / group, own = head * group + (start + q) % group;
         seen[q] = row.length - row.count + token + 1;
-        std::memcpy(queries + q * D, call.projected + (row.first + token) * width + own * D, sizeof(float) * D);
-        out[q] = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
+        take_query<V, D, T>(call.projected + ((row.first + token) * width + own) * D, queries + q * D);
     }
-    attend_some<V, D, T, COUNT>(queries, read, seen, scores, padded_length(call.rows->longest), out);
+    score_keys<V, D>(queries, count, read, seen[count - 1], scores, stride);
+    float shares[QUERIES];
+    for (int64_t q = 0; q < count; q++) shares[q] = weigh<V>(scores + q * stride, seen[q]);
+    add_up<V, D>(read, seen, count, scores, stride, sums);
+    for (int64_t q = 0; q < count; q++) {
+        const int64_t token = (start + q) / group, own = head * group + (start + q) % group;
+        T *out = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
+        for (int d = 0; d < D; d += V::LANES) V::store(out + d, V::load(sums + q * D + d) * shares[q]);
+    }
 }
 
 // Norms and turns queries and keys of the row's tokens [begin, end), and stores their keys and values.
@@ -229,13 +307,13 @@ INLINE void find_slots(const Rows &rows, const Row &row, const int64_t *page, in
 
 // Places new tokens [begin, end) of all rows, which follow each other.
 template <class V, int D, class T>
-INLINE void place_tokens(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *) {
-    const Rows &all = *call.rows;
+INLINE void place_tokens(const Blocks &of, int64_t begin, int64_t end, int64_t *slots, float *) {
+    const Rows &all = *of.call.rows;
     const int64_t *page = all.pages;
     for (const Row *row = all.rows; row < all.rows + all.row_count && end > 0; page += row->page_count, row++) {
         if (begin < row->count) {
-            find_slots(*call.rows, *row, page, slots);
-            place<V, D, T>(call, *row, slots, begin > 0 ? begin : 0, end < row->count ? end : row->count);
+            find_slots(all, *row, page, slots);
+            place<V, D, T>(of.call, *row, slots, begin > 0 ? begin : 0, end < row->count ? end : row->count);
         }
         begin -= row->count, end -= row->count;
     }
@@ -243,28 +321,26 @@ INLINE void place_tokens(const Attend &call, int64_t begin, int64_t end, int64_t
 
 // Attends for the blocks whose keys begin in [begin, end): all blocks follow each other, row by row and head by head.
 template <class V, int D, class T>
-INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+INLINE void attend_blocks(const Blocks &of, int64_t begin, int64_t end, int64_t *slots, float *scores) {
+    const Attend &call = of.call;
     const Rows &all = *call.rows;
     const int64_t *page = all.pages;
     int64_t done = 0;
     for (const Row *row = all.rows; row < all.rows + all.row_count && done < end; page += row->page_count, row++) {
-        const int64_t count = query_count(call, *row), keys = keys_of(call, *row);
+        const int64_t count = query_count(call, *row), keys = keys_of(of, *row);
         if (done + keys <= begin) {
             done += keys;
             continue;
         }
-        find_slots(*call.rows, *row, page, slots);
+        find_slots(all, *row, page, slots);
         for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = head * call.slot_count * D;
-            const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots};
-            for (int64_t start = 0; start < count; start += QUERIES) {
+            const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots, row->length};
+            for (int64_t start = 0; start < count; start += of.size) {
                 const int64_t from = done;
-                done += keys_of(call, *row, start);
+                done += keys_of(of, *row, start);
                 if (from < begin || from >= end) continue;
-                int64_t left = count - start < QUERIES ? count - start : QUERIES, first = start;
-                if (left == 4) attend_group<V, D, T, 4>(call, *row, head, first, read, scores), left = 0;
-                if (left >= 2) attend_group<V, D, T, 2>(call, *row, head, first, read, scores), left -= 2, first += 2;
-                if (left) attend_group<V, D, T, 1>(call, *row, head, first, read, scores);
+                attend_block<V, D, T>(call, *row, head, start, std::min(of.size, count - start), read, scores);
             }
         }
     }
@@ -272,8 +348,8 @@ INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_
 
 #define BY_SIZE(NAME, DO) \
     template <class V, class T> \
-    INLINE void NAME(const Attend *of, int64_t begin, int64_t end, int64_t *slots, float *scores) { \
-        switch (of->head_size) { \
+    INLINE void NAME(const Blocks *of, int64_t begin, int64_t end, int64_t *slots, float *scores) { \
+        switch (of->call.head_size) { \
             case 16: return DO<V, 16, T>(*of, begin, end, slots, scores); \
             case 32: return DO<V, 32, T>(*of, begin, end, slots, scores); \
             case 48: return DO<V, 48, T>(*of, begin, end, slots, scores); \
@@ -283,33 +359,44 @@ INLINE void attend_blocks(const Attend &call, int64_t begin, int64_t end, int64_
             case 128: return DO<V, 128, T>(*of, begin, end, slots, scores); \
         } \
     } \
-    BY_WIDTH(NAME##_float, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores), \
-             (call, begin, end, slots, scores), NAME, float) \
-    BY_WIDTH(NAME##_half, (const Attend *call, int64_t begin, int64_t end, int64_t *slots, float *scores), \
-             (call, begin, end, slots, scores), NAME, Half)
+    BY_WIDTH(NAME##_float, (const Blocks *of, int64_t begin, int64_t end, int64_t *slots, float *scores), \
+             (of, begin, end, slots, scores), NAME, float) \
+    BY_WIDTH(NAME##_half, (const Blocks *of, int64_t begin, int64_t end, int64_t *slots, float *scores), \
+             (of, begin, end, slots, scores), NAME, Half)
 BY_SIZE(place_any, place_tokens)
 BY_SIZE(attend_any, attend_blocks)
 
 // Shares [0, count) among threads.
-template <void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *), int64_t (*Count)(const Attend &)>
-void share_attending(const Attend *call, int threads) {
+template <void (*Do)(const Blocks *, int64_t, int64_t, int64_t *, float *), int64_t (*Count)(const Blocks &)>
+void share_attending(const Blocks *blocks, int threads) {
     crew::share(
         [](const void *of, int piece, int pieces, int thread) {
-            const auto *own = static_cast<const Attend *>(of);
+            const auto *own = static_cast<const Blocks *>(of);
             const Share some(Count(*own), 1, piece, pieces);
-            const Rows &rows = *own->rows;
+            const Rows &rows = *own->call.rows;
             const int64_t memory = thread * padded_length(rows.longest);
             if (some.begin < some.end) Do(own, some.begin, some.end, rows.slots + memory, rows.scores + QUERIES * memory);
         },
-        call, threads);
+        blocks, threads);
 }
 
-template <void (*Place)(const Attend *, int64_t, int64_t, int64_t *, float *), void (*Do)(const Attend *, int64_t, int64_t, int64_t *, float *)>
+// Blocks of as many queries as leave each thread some of them.
+static Blocks blocks_of(const Attend &call, int threads) {
+    Blocks blocks{call, QUERIES};
+    int64_t queries = 0;
+    for (int64_t row = 0; row < call.rows->row_count; row++) queries += query_count(call, call.rows->rows[row]);
+    queries *= call.kv_head_count;
+    while (threads > 1 && blocks.size > FEWEST_QUERIES && queries < threads * crew::PIECES * blocks.size) blocks.size /= 2;
+    return blocks;
+}
+
+template <void (*Place)(const Blocks *, int64_t, int64_t, int64_t *, float *), void (*Do)(const Blocks *, int64_t, int64_t, int64_t *, float *)>
 void attend_with(const Attend *call, int threads) {
-    constexpr int64_t WORTH = 1 << 12;  // keys that are read for a block of queries: some 50 us
-    if (all_keys(*call) < WORTH) threads = 1;
-    share_attending<Place, all_tokens>(call, threads);
-    share_attending<Do, all_keys>(call, threads);
+    constexpr int64_t WORTH = 1 << 12;  // keys that are read for a block of few queries: some 50 us
+    if (all_keys({*call, FEWEST_QUERIES}) < WORTH) threads = 1;
+    const Blocks blocks = blocks_of(*call, threads);
+    share_attending<Place, all_tokens>(&blocks, threads);
+    share_attending<Do, all_keys>(&blocks, threads);
 }
 
 // Does everything of one layer between its first projection and its output projection: norms, rotation, attention.

@@ -69,6 +69,7 @@ struct Types;
     template <> \
     struct Types<WIDTH> { \
         typedef float Floats __attribute__((vector_size(4 * WIDTH))); \
+        typedef double Doubles __attribute__((vector_size(4 * WIDTH))); \
         typedef int32_t Ints __attribute__((vector_size(4 * WIDTH))); \
         typedef uint32_t Bits __attribute__((vector_size(4 * WIDTH))); \
         typedef Half Halves __attribute__((vector_size(2 * WIDTH))); \
@@ -82,6 +83,7 @@ template <int WIDTH>
 struct Vectors {
     static constexpr int LANES = WIDTH;
     typedef typename Types<WIDTH>::Floats Floats;
+    typedef typename Types<WIDTH>::Doubles Doubles;  // half as many, to move two numbers at once
     typedef typename Types<WIDTH>::Ints Ints;
     typedef typename Types<WIDTH>::Bits Bits;
     typedef typename Types<WIDTH>::Halves Halves;
@@ -98,6 +100,12 @@ struct Vectors {
         Halves halves;
         std::memcpy(&halves, from, sizeof halves);
         return reinterpret_cast<Floats>(__builtin_convertvector(halves, Bits) << 16);
+    }
+    // Stores the first and the second halves of pairs, widened.
+    INLINE void store_pairs(float *first, float *second, Floats pairs) {
+        const Bits bits = reinterpret_cast<Bits>(pairs);
+        store(first, reinterpret_cast<Floats>(bits << 16));
+        store(second, reinterpret_cast<Floats>(bits & 0xffff0000));
     }
     // Rounds to the nearest, ties to even; NaN stays NaN.
     INLINE void store(Half *to, Floats values) {
@@ -126,44 +134,57 @@ struct Vectors {
         return total;
     }
 
-    // Returns the sums of LANES vectors, in their order. Each is added up in the same order. `vectors` are changed.
-    template <int STEP = 1>
-    INLINE Floats sums(Floats (&vectors)[LANES]) {
-        if constexpr (STEP < LANES) {
-            UNROLLED for (int i = 0; i < LANES / (2 * STEP); i++)
-                vectors[i] = folded<STEP>(vectors[2 * i], vectors[2 * i + 1], std::make_integer_sequence<int, LANES>());
-            return sums<2 * STEP>(vectors);
-        }
-        return vectors[0];
+    INLINE Floats repeat_two(const float *from) {
+        double both;
+        std::memcpy(&both, from, sizeof both);
+        return reinterpret_cast<Floats>(repeated(both, std::make_integer_sequence<int, LANES / 2>()));
+    }
+    template <int... LANE>
+    INLINE Doubles repeated(double number, std::integer_sequence<int, LANE...>) {
+        return Doubles{(static_cast<void>(LANE), number)...};
     }
 
-    // Halves both vectors by adding pairs of their lanes; of the result every other STEP lanes are of `b`.
-    template <int STEP, int... LANE>
-    INLINE Floats folded(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
-        constexpr int DISTANCE = STEP == 1 ? 2 : STEP;
-        return __builtin_shufflevector(a, b, source<STEP>(LANE)...) + __builtin_shufflevector(a, b, source<STEP>(LANE) + DISTANCE...);
+    // Makes columns of rows, whose elements are two numbers.
+    template <int STEP = 2>
+    INLINE void transpose_twos(Floats (&rows)[LANES / 2]) {
+        if constexpr (STEP < LANES) {
+            UNROLLED for (int i = 0; i < LANES / 2; i++) {
+                if (i & STEP / 2) continue;
+                const Floats a = rows[i], b = rows[i + STEP / 2];
+                rows[i] = crossed<STEP, 0>(a, b, std::make_integer_sequence<int, LANES>());
+                rows[i + STEP / 2] = crossed<STEP, STEP>(a, b, std::make_integer_sequence<int, LANES>());
+            }
+            transpose_twos<2 * STEP>(rows);
+        }
     }
-    // The first of the pair. Single lanes are paired within four, which processors do at once.
-    template <int STEP>
-    static constexpr int source(int lane) {
-        if (STEP == 1) return (lane & 1) * LANES + (lane & ~3) + (lane >> 1 & 1);
-        return (lane & STEP ? LANES : 0) + (lane & ~STEP);
+    // Of each 2 * STEP lanes, the STEP from lane FROM on: of `a`, and then of `b`.
+    template <int STEP, int FROM, int... LANE>
+    INLINE Floats crossed(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+        return __builtin_shufflevector(a, b, ((LANE & STEP ? LANES : 0) + (LANE & ~STEP) + FROM)...);
+    }
+
+    // Returns the sums of each two lanes, those of `a` in the even lanes.
+    INLINE Floats sums_of_twos(Floats a, Floats b) { return folded(a, b, std::make_integer_sequence<int, LANES>()); }
+    template <int... LANE>
+    INLINE Floats folded(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
+        return __builtin_shufflevector(a, b, (LANE % 2 * LANES + LANE / 2 * 2)...) +
+               __builtin_shufflevector(a, b, (LANE % 2 * LANES + LANE / 2 * 2 + 1)...);
     }
 
     // e to the x, for x <= 0: 2^k e^r with |r| <= ln(2) / 2, the second factor by Cephes' polynomial; relative error 2e-7.
     // The result is 0 where it is below float32's least, and NaN stays NaN.
     INLINE Floats exp_of(Floats x) {
         const Floats least = all(-87), near = x < least ? least : x;
-        const Ints k = __builtin_convertvector(near * 1.44269504f - 0.5f, Ints);
-        const Floats whole = __builtin_convertvector(k, Floats);
+        constexpr float BIAS = (3 << 22) + 127;  // added to a small number, it leaves k + 127 in the last bits
+        const Floats biased = near * 1.44269504f + BIAS, whole = biased - BIAS;
         const Floats r = near - whole * 0.693359375f + whole * 2.12194440e-4f;
         Floats series = r * 1.9875691500e-4f + 1.3981999507e-3f;
         series = series * r + 8.3334519073e-3f;
         series = series * r + 4.1665795894e-2f;
         series = series * r + 1.6666665459e-1f;
         series = series * r + 5.0000001201e-1f;
-        series = series * r * r + r + 1.0f;
-        const Floats power = series * reinterpret_cast<Floats>((k + 127) << 23);
+        series = (series * r + 1.0f) * r + 1.0f;
+        const Floats power = series * reinterpret_cast<Floats>(reinterpret_cast<Ints>(biased) << 23);
         return x < least ? all(0) : power;
     }
 };
