@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
 
+import structlog
 from opentelemetry.trace import Tracer
 
 from coordinator.background import Background
@@ -43,8 +44,11 @@ from coordinator.rounds.scheduler import Others, Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.rounds.wishes import DraftPlanner
+from paceline.errors import StartupError
 from paceline.process.instruments import Instruments
 from paceline.types import PAPER_POLICIES, ModelDescription
+
+log = structlog.get_logger()
 
 SHARED_TOKENS = 2_000_000
 """Tokens of recent outputs that are kept with `--shared-suffixes`: 40 MB."""
@@ -118,6 +122,8 @@ class Parts:
 def wired(
     settings: CoordinatorSettings, tasks: Background, watched: Instruments, clocks: Clocks = SYSTEM_CLOCKS
 ) -> Parts:
+    """Put a coordinator's parts together. Raise StartupError for a setting that this installation does not have."""
+    guessers = _guessers(settings)
     statistics = Statistics()
     dispatcher: Dispatcher  # which frees at the drafts what it no longer serves, so they are made first
     drafts = DraftModels(partial(_prepared, settings, watched.tracer, clocks, lambda: dispatcher.models))
@@ -132,7 +138,7 @@ def wired(
         target_wait_s=settings.target_wait_s,
         clock=clocks.rounds,
     )
-    model = CurrentModel(partial(_admission, settings, _guessers(settings)), dispatcher, drafts)
+    model = CurrentModel(partial(_admission, settings, guessers), dispatcher, drafts)
     # Before there is a target: that none is found must show.
     watched.registry.register(
         ClusterCollector(model, dispatcher, drafts, statistics, has_draft_service=bool(settings.draft_addresses))
@@ -161,16 +167,25 @@ def _prepared(
 
 
 def _guessers(settings: CoordinatorSettings) -> Guessers | None:
-    """Return what makes sources without a model; the paper's algorithms, and plain decoding, have none."""
+    """Return what makes sources without a model; the paper's algorithms, and plain decoding, have none.
+
+    Raise StartupError when suffixes are to be shared and their index was not compiled.
+    """
     if not settings.draft_count or settings.policy in PAPER_POLICIES:
         return None
     library = find_library()
     if library is None:
+        if settings.shared_suffixes:
+            raise StartupError(
+                "--shared-suffixes is true, and the index of suffixes was not compiled; install the package anew, "
+                "where there is a C++17 compiler, or give false"
+            )
         return None
     return Guessers(library, SharedSuffixes(library, SHARED_TOKENS) if settings.shared_suffixes else None)
 
 
 def _admission(settings: CoordinatorSettings, guessers: Guessers | None, served: Served) -> Admission:
+    _tell_if_nothing_drafts(settings, guessers, served.target)
     limits = RequestLimits(
         settings.max_prompt_tokens,
         settings.max_output_tokens,
@@ -178,6 +193,19 @@ def _admission(settings: CoordinatorSettings, guessers: Guessers | None, served:
         max_together=_places(settings) + settings.queue_limit,
     )
     return Admission(served, default_max_new_tokens=settings.max_new_tokens, limits=limits, guessers=guessers)
+
+
+def _tell_if_nothing_drafts(settings: CoordinatorSettings, guessers: Guessers | None, target: ModelDescription) -> None:
+    """Warn where drafts are wanted, and no source of them can come: outputs are the same, and slower than hoped for."""
+    has_source = settings.draft_addresses or guessers or _heads_count(settings, target)
+    if has_source or settings.draft_count == 0:
+        return
+    log.warning(
+        "nothing drafts, so decoding plainly: --draft is none, the target has no heads that are used, and suffix and "
+        "prediction are not there; name a draft service, or give --draft-count 0 where plain decoding is meant",
+        draft_count=settings.draft_count,
+        policy=settings.policy,
+    )
 
 
 def _round_limits(target: ModelDescription) -> RoundLimits:
@@ -208,7 +236,12 @@ def _groups(settings: CoordinatorSettings, target: ModelDescription, size: int, 
 
 
 def _planner(settings: CoordinatorSettings, target: ModelDescription, lanes: int) -> DraftPlanner:
-    heads_count = 0 if settings.policy in PAPER_POLICIES else target.heads_draft_count
+    heads_count = _heads_count(settings, target)
     if settings.draft_count == "auto":
         return AutoPlanner(lanes, heads_count, chooses_lanes=settings.lanes is None)
     return FixedPlanner(settings.draft_count, heads_count, lanes=lanes)
+
+
+def _heads_count(settings: CoordinatorSettings, target: ModelDescription) -> int:
+    """Return how many tokens a target's heads draft; the paper's algorithms have none of theirs."""
+    return 0 if settings.policy in PAPER_POLICIES else target.heads_draft_count

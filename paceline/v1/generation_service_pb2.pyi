@@ -977,7 +977,9 @@ class Usage(_message.Message):
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceUsage]:
-        """Its draft tokens by source; only sources that drafted."""
+        """Its draft tokens by source; only sources that drafted. One that was asked for and is missing here drafted nothing:
+        the coordinator does not have it, it had nothing to say, or others paid better.
+        """
 
     def __init__(
         self,

@@ -2,7 +2,9 @@
 
 import ctypes
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -11,30 +13,86 @@ from coordinator.drafting import indexed_text
 from coordinator.drafting.native import library
 from coordinator.drafting.native.library import LIBRARY, Library, find_library
 from paceline.checks import MAX_DRAFT_COUNT
-from paceline.types import GenerationRequest, TokenIds
-from tests.coordinators import dispatching
+from paceline.errors import StartupError
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, TokenIds
+from tests.coordinators import collect, dispatching
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 from tests.tools import built_suffixes
 
 PROMPT = (4, 4)
 
 
-async def test_without_the_library_outputs_are_the_same_and_the_log_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "LIBRARY", tmp_path / "none.so")
     monkeypatch.setattr("coordinator.wiring.find_library", find_library.__wrapped__)
+
+
+async def warnings_at_start(target: FakeVerifier, **settings: Any) -> list[str]:
+    """Return what a coordinator without drafts warns of."""
     with capture_logs() as logs:
-        async with dispatching([FakeDrafter(0.6)], [FakeVerifier()], draft_count=4, shared_suffixes=True) as running:
-            request = running.admission.admit(
-                GenerationRequest(TokenIds(PROMPT), 30, predicted_output=TokenIds((1, 2, 3)))
-            )
-            assert not request.generations[0].guessers
-            running.dispatcher.submit(request)
-            pieces = [piece async for piece in request.stream.pieces()]
-    assert [token.token_id for piece in pieces for token in piece.tokens] == continuation(PROMPT, 30)
+        async with dispatching([], [target], draft="none", **settings):
+            return [one["event"] for one in logs if one["log_level"] == "warning"]
+
+
+@pytest.mark.usefixtures("not_compiled")
+@pytest.mark.parametrize(
+    ("drafting", "drafted_by"),
+    [
+        (DraftingOptions(), {DraftSource.DRAFT}),
+        (DraftingOptions((DraftSource.SUFFIX, DraftSource.DRAFT), in_order=True), {DraftSource.DRAFT}),
+        (DraftingOptions((DraftSource.SUFFIX, DraftSource.PREDICTION)), set()),
+        (DraftingOptions((DraftSource.PREDICTION,), in_order=True), set()),
+        (DraftingOptions(forbidden_sources=(DraftSource.SUFFIX,)), {DraftSource.DRAFT}),
+    ],
+    ids=["any", "suffix before draft", "looked up", "predicted", "no suffix"],
+)
+async def test_a_request_for_a_source_that_is_not_there_gets_its_output_from_the_others_and_usage_tells(
+    drafting: DraftingOptions, drafted_by: set[DraftSource]
+) -> None:
+    async with dispatching([FakeDrafter(0.6)], [FakeVerifier()], draft_count=4) as running:
+        request = running.admission.admit(
+            GenerationRequest(TokenIds(PROMPT), 30, drafting=drafting, predicted_output=TokenIds((1, 2, 3)))
+        )
+        assert not request.generations[0].guessers
+        running.dispatcher.submit(request)
+        token_ids, last = await collect(request)
+    assert token_ids == continuation(PROMPT, 30)
+    assert last.finish and {one.source for one in last.finish.usage.sources} == drafted_by
+
+
+@pytest.mark.usefixtures("not_compiled")
+async def test_without_the_library_the_log_names_the_remedy() -> None:
+    with capture_logs() as logs:
+        async with dispatching([FakeDrafter(0.6)], [FakeVerifier()]):
+            pass
     (told,) = (one for one in logs if one["log_level"] == "warning")
-    assert "suffix and prediction are missing" in told["event"] and "C++ compiler" in told["event"]
+    assert "suffix and prediction are missing" in told["event"] and "C++17 compiler" in told["event"]
+
+
+@pytest.mark.usefixtures("not_compiled")
+async def test_suffixes_that_cannot_be_shared_are_refused_at_start() -> None:
+    with pytest.raises(StartupError, match=r"--shared-suffixes is true, .* C\+\+17 compiler, or give false"):
+        async with dispatching([FakeDrafter(0.6)], [FakeVerifier()], shared_suffixes=True):
+            pass
+
+
+@pytest.mark.usefixtures("not_compiled")
+async def test_a_coordinator_that_nothing_drafts_for_says_so() -> None:
+    _, told = await warnings_at_start(FakeVerifier())
+    assert "nothing drafts" in told and "--draft is none" in told and "--draft-count 0" in told
+
+
+@pytest.mark.usefixtures("not_compiled")
+async def test_a_coordinator_that_heads_draft_for_does_not_say_that_nothing_drafts() -> None:
+    target = FakeVerifier()
+    target.description = replace(target.description, heads_draft_count=3)
+    assert len(await warnings_at_start(target)) == 1
+    assert "nothing drafts" in (await warnings_at_start(target, policy="eqspec"))[-1]
+
+
+async def test_plain_decoding_that_is_meant_is_not_warned_of() -> None:
+    assert not await warnings_at_start(FakeVerifier(), draft_count=0)
 
 
 def test_a_library_of_another_source_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,7 +85,7 @@ def find_library() -> Library | None:
     except (OSError, AttributeError) as error:
         log.warning(
             "the sources suffix and prediction are missing: they were not compiled; install the package anew, where "
-            "there is a C++ compiler",
+            "there is a C++17 compiler",
             reason=str(error),
         )
         return None
