@@ -67,9 +67,14 @@ class SimulatedFlags:
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most generations in a round. Unset: as measured.")] = (
         None
     )
-    lanes: Annotated[int | None, typer.Option(min=1, max=2, help="Groups in flight at once. Unset: as measured.")] = (
-        None
-    )
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=2,
+            help="Groups in flight at once. Unset: 1 where costs are of one, or else as the coordinator chooses.",
+        ),
+    ] = None
     draft_count: Annotated[
         str | None, typer.Option(help="Draft tokens of a generation and round, or auto. Unset: as measured.")
     ] = None

@@ -15,7 +15,8 @@ from paceline.types import GenerationRequest, TokenIds
 @dataclass(frozen=True)
 class SimulatedCluster:
     batch_size: int
-    lane_count: int
+    lane_count: int | None
+    """None: as many as the coordinator chooses by itself."""
     draft_count: int | Literal["auto"]
     coordinator_count: int = 1
     target_count: int = 1
@@ -34,7 +35,9 @@ class SimulatedCluster:
     def measured(cls, saved: SavedCosts) -> "SimulatedCluster":
         """Return a cluster with the settings that costs were measured with, and one of each service."""
         draft_count: int | Literal["auto"] = "auto" if saved.draft_count is None else saved.draft_count
-        return cls(saved.batch_size, saved.lane_count, draft_count, draft_service_count=1 if saved.draft else 0)
+        # A coordinator tells of two lanes also where it was left to choose, as most are.
+        lane_count = 1 if saved.lane_count == 1 else None
+        return cls(saved.batch_size, lane_count, draft_count, draft_service_count=1 if saved.draft else 0)
 
 
 @dataclass(frozen=True)

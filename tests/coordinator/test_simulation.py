@@ -97,6 +97,17 @@ def test_two_groups_follow_each_other_through_the_stages() -> None:
     assert one_lane[1] == pytest.approx(one_lane[0], rel=0.02)
 
 
+def test_few_rows_run_in_one_group_where_the_coordinator_chooses_its_lanes() -> None:
+    chosen, two = (simulated(clients=2, count=16, lane_count=lane_count) for lane_count in (None, 2))
+    assert chosen.mean_group_size > 1.7
+    assert two.mean_group_size < 1.2
+
+
+def test_two_lanes_of_the_measured_coordinator_are_its_own_choice_and_one_is_not() -> None:
+    saved = saved_costs()
+    assert [SimulatedCluster.measured(replace(saved, lane_count=n)).lane_count for n in (1, 2)] == [1, None]
+
+
 def test_a_stage_is_busy_for_its_part_of_each_call() -> None:
     use = {count: simulated(clients=1, target_stage_count=count).services[0].busy_share for count in (1, 4)}
     assert use[4] == pytest.approx(use[1] / 4, rel=0.02)
