@@ -39,7 +39,7 @@ def main(max_new_tokens: int = 120, repeats: int = 3, threads: int = 1) -> None:
     torch.set_num_threads(1)
     kernels = find_kernels()
     if kernels is None:
-        raise StartupError("the compiled kernels were not built; install the package where there is a C++ compiler")
+        raise StartupError("the compiled kernels were not built; install the package where there is a C++17 compiler")
     console = Console()
     console.print(operations(kernels))
     console.print(asyncio.run(outputs(max_new_tokens, repeats, threads)))

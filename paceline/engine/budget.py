@@ -55,7 +55,7 @@ def _check_bounded(model: LoadedModel, memory: str) -> None:
     if model.backend.kernels:
         reason, remedy = f"do not run {told.architecture} in {told.dtype}", ""
     else:
-        reason, remedy = "are not there", ", or install the package where there is a C++ compiler"
+        reason, remedy = "are not there", ", or install the package where there is a C++17 compiler"
     raise StartupError(
         f"--memory {memory} cannot be kept without the compiled kernels, which {reason}: torch's operations take "
         f"memory that grows with every new size of a call; give --kv-memory instead, for the cache alone{remedy}"
