@@ -51,7 +51,8 @@ class CoordinatorSettings(ServiceSettings):
     shared_suffixes: bool = Field(
         default=False,
         description="whether drafts for a request may be looked up in recent outputs of others; its client may then "
-        "learn from the speed what others were answered",
+        "learn from the speed what others were answered; it needs the index of suffixes, which is compiled at "
+        "installation",
     )
     prepared_rounds: bool = Field(
         default=True,
