@@ -174,17 +174,58 @@ WIDE void add_wide_int8(const Product *call, const Part *part) { WITH_WIDE_SHAPE
 #else
 #define ADD(T) add_narrow_##T
 #endif
-static void widened_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, ADD(half), sizeof(float), begin, end);
-    finish(*call, begin, end);
-}
 static void float_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, ADD(float), sizeof(float), begin, end);
     finish(*call, begin, end);
 }
-static void int8_product(const Product *call, int64_t begin, int64_t end) {
-    add_parts(*call, ADD(int8), sizeof(float), begin, end);
+
+// Widens `count` words of weights in the order of floats: those of a word belong to rows of COLUMNS that follow each other.
+template <class V, class T>
+INLINE void widen(const T *weights, int64_t count, float *to) {
+    constexpr int64_t OF_WORD = sizeof(float) / sizeof(T);
+    for (int64_t i = 0; i < count; i += V::LANES) {
+        float *first = to + i / COLUMNS * OF_WORD * COLUMNS + i % COLUMNS;
+        typename V::Floats words;
+        std::memcpy(&words, weights + i * OF_WORD, sizeof words);
+        if constexpr (OF_WORD == 2) {
+            V::store_pairs(first, first + COLUMNS, words);
+            continue;
+        }
+        UNROLLED for (int64_t k = 0; k < OF_WORD; k++) {
+            const auto own = reinterpret_cast<typename V::Ints>(reinterpret_cast<typename V::Bits>(words) << (24 - 8 * k)) >> 24;
+            V::store(first + k * COLUMNS, __builtin_convertvector(own, typename V::Floats));
+        }
+    }
+}
+BY_WIDTH(widen_half, (const Half *weights, int64_t count, float *to), (weights, count, to), widen, Half)
+BY_WIDTH(widen_int8, (const int8_t *weights, int64_t count, float *to), (weights, count, to), widen, int8_t)
+
+// Columns [begin, end) of a product with shorter weights. For many rows some are made float32 at a time, once for all rows;
+// the sums are the same.
+template <class T, void (*Widen)(const T *, int64_t, float *)>
+void short_product(const Product *call, int64_t begin, int64_t end, AddPart add) {
+    constexpr int64_t MANY = 48, MOST = 2 * COLUMNS;
+    static thread_local std::vector<float> floats;
+    if (call->row_count < MANY) {
+        add_parts(*call, add, sizeof(float), begin, end);
+        return finish(*call, begin, end);
+    }
+    floats.resize(MOST * call->size);
+    Product own = *call;
+    own.weights = floats.data();
+    for (int64_t column = begin; column < end; column += MOST) {
+        const int64_t columns = std::min(MOST, end - column);
+        Widen(static_cast<const T *>(call->weights) + column * call->size, columns * call->size * sizeof(T) / sizeof(float), floats.data());
+        own.out = call->out + column;
+        add_parts(own, ADD(float), sizeof(float), 0, columns);
+    }
     finish(*call, begin, end);
+}
+static void widened_product(const Product *call, int64_t begin, int64_t end) {
+    short_product<Half, widen_half>(call, begin, end, ADD(half));
+}
+static void int8_product(const Product *call, int64_t begin, int64_t end) {
+    short_product<int8_t, widen_int8>(call, begin, end, ADD(int8));
 }
 
 // What comes before the K numbers of a row that was rounded to int8.
