@@ -7,6 +7,8 @@ all generations of a coordinator, for one kind of source. Knows nothing of round
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 
 from coordinator.requests.acceptance import MOST_LIKELY
 from coordinator.requests.guess import Guess
@@ -36,6 +38,8 @@ class Calibration:
             for share_class in range(SHARE_CLASSES + 1)
         ]
         self._weights = [PRIOR_WEIGHT] * len(self._chances)
+        self._believed = [min(one, MOST_LIKELY) for one in self._chances]
+        """The same chances, none of them certain."""
         self._known: dict[tuple[int, ...], list[float]] = {}
         """The chances of guesses, by their classes, since something was learned last."""
 
@@ -47,11 +51,7 @@ class Calibration:
         return self._known[classes]
 
     def _reached(self, classes: Sequence[int]) -> list[float]:
-        reached, chances = 1.0, []
-        for number in classes:
-            reached *= min(self._chances[number], MOST_LIKELY)
-            chances.append(reached)
-        return chances
+        return [*accumulate(map(self._believed.__getitem__, classes), mul)]
 
     def observe(self, guess: Guess, committed: Sequence[int]) -> None:
         """Learn from the tokens that were committed after the guess was made.
@@ -66,6 +66,7 @@ class Calibration:
             is_right = token_id == right_id
             weight = weights[number] = MEMORY * weights[number] + 1
             chances[number] += (is_right - chances[number]) / weight
+            self._believed[number] = min(chances[number], MOST_LIKELY)
             if not is_right:
                 break
 

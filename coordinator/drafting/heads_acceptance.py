@@ -22,6 +22,7 @@ class HeadsAcceptance:
 
     def __init__(self, most: int) -> None:
         """`most` is the most tokens that they draft."""
+        self._most = most
         self._places = PlaceAcceptance(most, PRIOR_RATE)
         self._given = 1.0
         """Share of the tokens that they were asked for of late which they gave."""
@@ -32,7 +33,7 @@ class HeadsAcceptance:
 
     def expected_chances(self) -> list[float]:
         """Return the same for drafts that they would be asked for."""
-        return [self._given * chance for chance in self.chances()]
+        return [self._given * chance for chance in self.chances()] if self._most else []
 
     def age(self) -> None:
         """Let a round pass."""

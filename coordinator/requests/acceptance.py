@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate
+from operator import mul
 from typing import TypeVar
 
 Number = TypeVar("Number", int, float)
@@ -68,13 +69,12 @@ class PlaceAcceptance:
 
     def survival(self, likelier: float = 1.0) -> list[float]:
         """Return the chance that the first 1, 2, ... drafts are all right; `likelier` is a factor on usual rates."""
-        rate, reached, chances = self._prior_rate, 1.0, []
+        rate, rates = self._prior_rate, []
         for right, asked in zip(by_place(self._right[1:]), by_place(self._asked[1:]), strict=True):
             # A place with few compared drafts is taken to be like the one before it.
             rate = (right + PLACE_PRIOR_WEIGHT * rate) / (asked + PLACE_PRIOR_WEIGHT)
-            reached *= min(rate * likelier, MOST_LIKELY)
-            chances.append(reached)
-        return chances
+            rates.append(min(rate * likelier, MOST_LIKELY))
+        return [*accumulate(rates, mul)]
 
 
 def by_place(rows: Sequence[Number]) -> tuple[Number, ...]:

@@ -4,6 +4,7 @@ Knows nothing of costs and decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from coordinator.drafting.calibration import Calibration
 from coordinator.drafting.heads_acceptance import HeadsAcceptance
@@ -102,27 +103,21 @@ class ModelAcceptance:
     def __init__(self, places: PlaceAcceptance) -> None:
         self._places = places
         self._usual = places.rate
-        self._known: dict[int, list[float]] = {}
-        """Chances by the factor on a generation's acceptance, in steps."""
-        self._tokens: dict[tuple[int, int], float] = {}
-        """Tokens by that factor and by drafts."""
+        self._known: dict[int, tuple[list[float], list[float]]] = {}
+        """Chances and tokens by the factor on a generation's acceptance, in steps."""
 
-    def chances(self, generation: Generation) -> list[float]:
-        """Return the chance that the first 1, 2, ... drafts for the generation are all right."""
-        return self._chances(self._likelier(generation))
+    def of(self, generation: Generation, most: int) -> tuple[Sequence[float], Sequence[float]]:
+        """Return what at most `most` drafts for the generation promise.
+
+        First the chance that the first 1, 2, ... are all right, then how many of 0, 1, 2, ... are right.
+        """
+        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
+        if likelier not in self._known:
+            chances = self._places.survival(likelier / LIKELIER_STEPS)
+            self._known[likelier] = chances, [*accumulate(chances, initial=0.0)]
+        chances, tokens = self._known[likelier]
+        return (chances, tokens) if most >= len(chances) else (chances[:most], tokens[: most + 1])
 
     def tokens(self, generation: Generation, most: int) -> float:
         """Return how many of at most `most` drafts for the generation are right, as is to be expected."""
-        key = self._likelier(generation), most
-        found = self._tokens.get(key)
-        if found is None:
-            found = self._tokens[key] = sum(self._chances(key[0])[:most])
-        return found
-
-    def _likelier(self, generation: Generation) -> int:
-        return round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
-
-    def _chances(self, likelier: int) -> list[float]:
-        if likelier not in self._known:
-            self._known[likelier] = self._places.survival(likelier / LIKELIER_STEPS)
-        return self._known[likelier]
+        return self.of(generation, most)[1][-1]

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, LONGEST, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.costs import HEADS, LONGEST, RoundCosts, RoundWork
 from coordinator.rounds.heads_trials import HeadsTrials
 from coordinator.rounds.lane_choice import LaneChoice
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
-from coordinator.rounds.round_report import DraftCall, RoundReport
+from coordinator.rounds.promises import Promise, Promises, prices_of, with_trial, work_of
+from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.wishes import Wish
 from coordinator.smoothing import smoothed
 from paceline.types import DraftSource
@@ -37,8 +38,6 @@ WINDOW = 8
 """Least rounds of each lane with one count: groups change slowly, and no model works during a decision."""
 BEST_MEMORY = 0.97
 """Weight of earlier rounds in the tokens and seconds of the best count, which trials are compared with."""
-BETWEEN_BENDS = (0.25, 0.5, 0.75)
-"""Parts of a bend's price that are tried where the whole leaves drafts out that still cost nothing of it."""
 TRUSTED_ROUNDS = 8.0
 """Weight of a promise itself, in rounds, where it is put right by what came of others."""
 GIVEN_MEMORY = 0.99
@@ -77,11 +76,20 @@ class AutoPlanner:
     def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
         outlooks = self._outlooks.of(group, draft_models)
         self._largest = max(self._largest, _size_class(len(group)))
-        is_largest = _size_class(len(group)) == self._largest
-        if is_largest and not self._search(len(group)).rounds_left and self._lanes.is_due():
-            searches = {lanes: one for (size, lanes), one in self._searches.items() if size == self._largest}
-            self._lanes.decide({lanes: one.seconds_of_token(outlooks) for lanes, one in searches.items()})
+        if not self._search(len(group)).rounds_left:
+            self._decide(outlooks)
         return self._search(len(group)).plan(outlooks)
+
+    def _decide(self, outlooks: Sequence[Outlook]) -> None:
+        """Choose the lanes if it is time to, and the count of the next rounds."""
+        size, foreseen = len(outlooks), {}
+        if _size_class(size) == self._largest and self._lanes.is_due():
+            searches = {lanes: one for (own, lanes), one in self._searches.items() if own == self._largest}
+            foreseen = {lanes: one.promises(outlooks) for lanes, one in searches.items()}
+            self._lanes.decide({lanes: one.seconds_of_token(foreseen[lanes]) for lanes, one in searches.items()})
+        search = self._search(size)
+        if not search.rounds_left:
+            search.decide(foreseen.get(self._lanes.count) or search.promises(outlooks))
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)
@@ -116,35 +124,6 @@ class _Trial:
     lost: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Promise:
-    """What a round with one count of the draft services promises."""
-
-    tokens: float
-    time: float
-    token_count: int
-    """Tokens that the target verifies."""
-    bend_count: float
-    """Bends in the time of a verify by which its drafts were priced, the last perhaps in part."""
-    catching_up: float
-    """Time in which draft services take in what they have missed, in all. A round's `time` has its share alone."""
-
-    @property
-    def goodput(self) -> float:
-        return self.tokens / self.time
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """The rows of a group at the prices beyond so many bends, whatever the count."""
-
-    outlooks: Sequence[Outlook]
-    bend_count: float
-    prices: Prices
-    at_hand: Sequence[Option]
-    """What each row would take without a call."""
-
-
 class _Search:
     """The search for the best count of groups of about one size. Times are multiples of the costs' unit."""
 
@@ -177,49 +156,65 @@ class _Search:
         other._goodput = self._goodput
         return other
 
-    def seconds_of_token(self, outlooks: Sequence[Outlook]) -> float | None:
-        """Return the seconds of a token that these rows may expect of the best count; None while it is not known.
+    def seconds_of_token(self, promises: Sequence[Promise]) -> float | None:
+        """Return the seconds of a token that the best count promises; None while it is not known.
 
         Promises are put right by what came of the latest ones: a price that is too low promises too much.
         """
         if not self._is_known:
             return None
-        self._costs.fit()
-        best = max(self._promises(outlooks), key=lambda one: one.goodput)
+        best = max(promises, key=lambda one: one.goodput)
         trust = TRUSTED_ROUNDS * best.tokens
         return self._costs.unit_s / best.goodput * (trust + self._promised) / (trust + self._given)
 
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
-        if not self.rounds_left:
-            self._decide(outlooks)
         self.rounds_left -= 1
-        prices = self._prices(len(outlooks), self._bend_count)
+        prices = prices_of(self._costs, self._worth(outlooks), self._bend_count)
         at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
-        chosen = self._chosen(outlooks, at_hand, self._count, prices)
-        if self._count == self._best and self._is_better_without_call(outlooks, chosen):
-            chosen = [(NO_OPTION, own) for _, own in chosen]
-        heads_counts = self._heads_counts(outlooks, [asked for asked, _ in chosen], prices)
+        asked = self._asked(outlooks, at_hand, prices) if self._count else [NO_OPTION] * len(outlooks)
+        heads_counts = self._heads_counts(outlooks, asked, prices)
         return {
-            one.generation: one.wish(asked, at_hand, heads_count)
-            for one, (asked, at_hand), heads_count in zip(outlooks, chosen, heads_counts, strict=True)
+            one.generation: one.wish(ask, own, heads_count)
+            for one, ask, own, heads_count in zip(outlooks, asked, at_hand, heads_counts, strict=True)
         }
 
-    def _is_better_without_call(self, outlooks: Sequence[Outlook], chosen: Sequence[tuple[Option, Option]]) -> bool:
+    def _worth(self, outlooks: Sequence[Outlook]) -> float:
+        """Return the tokens that a unit of time is worth. At first a group makes one a row in a plain round."""
+        return self._goodput or len(outlooks)
+
+    def _asked(self, outlooks: Sequence[Outlook], at_hand: Sequence[Option], prices: Prices) -> Sequence[Option]:
+        """Return what to ask draft services for in this round, for each row."""
+        asked = [one.asked(prices, self._count) for one in outlooks]
+        chosen = [
+            ask if outlook.prefers(ask, own) else NO_OPTION
+            for outlook, ask, own in zip(outlooks, asked, at_hand, strict=True)
+        ]
+        if not any(ask.count for ask in chosen):
+            return chosen if self._count == self._best else with_trial(chosen, asked)
+        if self._count == self._best and self._is_better_without_call(outlooks, chosen, at_hand):
+            return [NO_OPTION] * len(outlooks)
+        return chosen
+
+    def _is_better_without_call(
+        self, outlooks: Sequence[Outlook], asked: Sequence[Option], at_hand: Sequence[Option]
+    ) -> bool:
         """Return whether what is at hand promises more in this round than a call of the draft services.
 
         The call takes time that no row is charged with.
         """
-        asking = [(one, ask, own) for one, (ask, own) in zip(outlooks, chosen, strict=True) if ask.count]
+        asking = [(one, ask, own) for one, ask, own in zip(outlooks, asked, at_hand, strict=True) if ask.count]
         is_ordered = any(one.generation.drafting.in_order for one, _, _ in asking)
         if not self._goodput or is_ordered or not any(own.count for _, _, own in asking):
             return False
         gained = sum(ask.tokens - own.tokens for _, ask, own in asking)
-        work = _work([ask if ask.count else own for ask, own in chosen])
-        without = _work([own for _, own in chosen])
+        work = work_of([ask if ask.count else own for ask, own in zip(asked, at_hand, strict=True)])
+        without = work_of(at_hand)
         return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
 
     def _heads_counts(self, outlooks: Sequence[Outlook], asked: Sequence[Option], prices: Prices) -> list[int]:
         """Return the tokens that the target's heads should draft for the next round of each row."""
+        if not any(one.heads_chances for one in outlooks):
+            return [0] * len(outlooks)
         counts = [_heads_count(one, ask, prices) for one, ask in zip(outlooks, asked, strict=True)]
         if any(counts):
             is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, counts) - self._heads_cost(counts))
@@ -236,7 +231,7 @@ class _Search:
     def _saved_by_heads(self, outlooks: Sequence[Outlook], counts: Sequence[int]) -> float:
         """Return the time that so many drafts of the target's heads are expected to save."""
         tokens = sum(sum(one.heads_chances[:count]) for one, count in zip(outlooks, counts, strict=True))
-        return tokens / (self._goodput or len(outlooks))
+        return tokens / self._worth(outlooks)
 
     def _heads_cost(self, counts: Sequence[int]) -> float:
         """Return the time that it takes to make and to verify so many drafts of the target's heads."""
@@ -264,12 +259,10 @@ class _Search:
             trial.lost += time - tokens / self._best_tokens * self._best_time
             trial.ended = self._spent
 
-    def _decide(self, outlooks: Sequence[Outlook]) -> None:
+    def decide(self, promises: Sequence[Promise]) -> None:
         """Choose the count of the next rounds."""
         self.rounds_left = WINDOW * self._lanes
         self._window_count += 1
-        self._costs.fit()
-        promises = self._promises(outlooks)
         if self._window_count <= FIRST_WINDOWS and (missing := self._missing(promises)):
             self._count = missing[0]
             self._bend_count = promises[self._count].bend_count
@@ -280,80 +273,12 @@ class _Search:
         self._count = self._due(promises)
         self._bend_count = promises[self._count].bend_count
 
-    def _promises(self, outlooks: Sequence[Outlook]) -> list[_Promise]:
-        """Return what each count promises, from 0 on."""
-        most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
-        lowest, *higher = (self._view(outlooks, bend_count) for bend_count in range(len(BENDS) + 1))
-        wanted = max((one.asked(lowest.prices, most).count for one in outlooks), default=0)
-        # No row wants more than that, even at the lowest prices, so more promise what one more does.
-        last = min(most, wanted + 1)
-        promises = [self._promise(lowest, higher, count) for count in range(last + 1)]
-        return promises + [promises[-1]] * (most - last)
+    def promises(self, outlooks: Sequence[Outlook]) -> list[Promise]:
+        """Return what each count promises now, from 0 on."""
+        self._costs.fit()
+        return Promises(outlooks, self._costs, self._worth(outlooks), self._best).all()
 
-    def _view(self, outlooks: Sequence[Outlook], bend_count: float) -> _View:
-        prices = self._prices(len(outlooks), bend_count)
-        at_hand = [one.at_hand(prices, MAX_GUESSED, expecting_heads=True) for one in outlooks]
-        return _View(outlooks, bend_count, prices, at_hand)
-
-    def _prices(self, group_size: int, bend_count: float) -> Prices:
-        """Return what drafts cost now. Before anything is known a group makes one token a row in a plain round."""
-        goodput, costs = self._goodput or group_size, self._costs
-        models = costs.models
-        return Prices(
-            goodput * costs.drafted_price(bend_count),
-            goodput * costs.price(HEADS),
-            {model: goodput * costs.price(TOKEN, model) for model in models},
-            {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
-        )
-
-    def _chosen(
-        self, outlooks: Sequence[Outlook], at_hand: Sequence[Option], count: int, prices: Prices
-    ) -> list[tuple[Option, Option]]:
-        """Return for each row what to ask for, and what it takes of what is at hand."""
-        if not count:
-            return [(NO_OPTION, one) for one in at_hand]
-        asked = [one.asked(prices, count) for one in outlooks]
-        chosen = [
-            (ask if outlook.prefers(ask, own) else NO_OPTION, own)
-            for outlook, ask, own in zip(outlooks, asked, at_hand, strict=True)
-        ]
-        if count != self._best and not any(ask.count for ask, _ in chosen):
-            # A trial must ask for something: the row that costs least to ask for tells as much as any.
-            able = [place for place, ask in enumerate(asked) if ask.count]
-            if able:
-                place = max(able, key=lambda one: asked[one].worth)
-                chosen[place] = asked[place], at_hand[place]
-        return chosen
-
-    def _promise(self, lowest: _View, higher: Sequence[_View], count: int) -> _Promise:
-        """Return the best that the count promises: tokens beyond a bend must be worth what they cost there."""
-        best = self._promise_at(lowest, count)
-        for bend_count, (bend, view) in enumerate(zip(BENDS, higher, strict=True), 1):
-            if best.token_count <= bend:
-                break
-            found = [self._promise_at(view, count)]
-            if found[0].token_count < bend:  # a lower price may reach just as far as the bend
-                parts = [self._view(view.outlooks, bend_count - part) for part in BETWEEN_BENDS]
-                found += [self._promise_at(one, count) for one in parts]
-            best = max(*found, best, key=lambda one: one.goodput)
-        return best
-
-    def _promise_at(self, view: _View, count: int) -> _Promise:
-        chosen = self._chosen(view.outlooks, view.at_hand, count, view.prices)
-        options = [ask if ask.count else own for ask, own in chosen]
-        tokens = len(options) + sum(one.tokens for one in options)
-        missed = [self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count for one in options]
-        catching_up = sum(
-            time / outlook.rounds_left(one.tokens)
-            for outlook, one, time in zip(view.outlooks, options, missed, strict=True)
-            if time
-        )
-        heads_count = sum(one.count for one in options if one.source is DraftSource.HEADS)
-        work = _work(options, heads_count)
-        time = self._costs.predict(work) + catching_up
-        return _Promise(tokens, time, work.row_count + work.drafted_count, view.bend_count, sum(missed))
-
-    def _missing(self, promises: Sequence[_Promise]) -> list[int]:
+    def _missing(self, promises: Sequence[Promise]) -> list[int]:
         """Return the first counts that were not measured yet and that may be the best."""
         counts = [count for count in self._first_counts if count < len(promises)]
         known = [count for count in counts if self._costs.round_count(count) >= WINDOW / 2]
@@ -366,7 +291,7 @@ class _Search:
 
         return [count for count in counts if count not in known and may_be_best(count)]
 
-    def _due(self, promises: Sequence[_Promise]) -> int:
+    def _due(self, promises: Sequence[Promise]) -> int:
         """Return the count to try now; the best one if no trial is due."""
         best = self._best
         goodputs = [one.goodput for one in promises]
@@ -396,19 +321,6 @@ def _heads_count(outlook: Outlook, asked: Option, prices: Prices) -> int:
     if expected.source is not DraftSource.HEADS or asked.count and outlook.prefers(asked, expected):
         return 0
     return expected.count
-
-
-def _work(options: Sequence[Option], heads_count: int = 0) -> RoundWork:
-    return RoundWork(len(options), sum(one.count for one in options), 0, _calls(options), heads_count)
-
-
-def _calls(options: Sequence[Option]) -> dict[str, DraftCall]:
-    """Return the calls that ask for the options."""
-    counts: dict[str, list[int]] = {}
-    for one in options:
-        if one.model:
-            counts.setdefault(one.model, []).append(one.count)
-    return {model: DraftCall(len(own), max(own), sum(own), 0) for model, own in counts.items()}
 
 
 def _shortest_of_best(goodputs: Sequence[float], current: int) -> int:

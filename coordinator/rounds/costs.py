@@ -9,6 +9,8 @@ show, such as steps in the time of a pass, is kept beside it, by the draft count
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from operator import add, mul
 
 from coordinator.rounds.round_report import DraftCall, RoundReport
 from coordinator.smoothing import smoothed
@@ -38,8 +40,11 @@ BENDS = (16, 64)
 CONSTANT, DRAFTED, PROMPT, HEADS = "constant", "drafted", "prompt", "heads"
 OVER = tuple(f"over {bend}" for bend in BENDS)
 CALL, STEP, TOKEN, CAUGHT_UP = "call", "step", "token", "caught up"
-DECODING = {CONSTANT, DRAFTED, HEADS, *OVER, CALL, STEP, TOKEN}
-"""Parts of rounds that bring no prompt."""
+TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, HEADS)
+CALL_PARTS = (CALL, STEP, TOKEN, CAUGHT_UP)
+"""Parts of the target's own work, and of a call for drafts."""
+PROMPT_PARTS = {PROMPT, CAUGHT_UP}
+"""Parts that rounds without prompts lack."""
 
 FIRST = {
     CONSTANT: (1.0, 1.0),
@@ -54,12 +59,13 @@ FIRST = {
     CAUGHT_UP: (0.005, 20.0),
 }
 """For each part: its first price, as a share of a plain round's time, and its usual amount."""
+FIRST_CALL_PRICES = [FIRST[part][0] for part in CALL_PARTS]
 
 Part = tuple[str, str]
 """What is done, and by which draft model; empty for the target's own work."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundWork:
     """The amounts of a round's parts."""
 
@@ -77,56 +83,66 @@ class RoundWork:
         rows, calls = len(report.rows), report.draft_calls
         return RoundWork(rows, report.drafted_count, report.prompt_token_count, calls, report.heads_count)
 
-    def amounts(self) -> dict[Part, float]:
-        amounts: dict[Part, float] = {
-            (CONSTANT, ""): 1.0,
-            (DRAFTED, ""): self.drafted_count,
-            (PROMPT, ""): self.prompt_count,
-        }
-        for part, bend in zip(OVER, BENDS, strict=True):
-            amounts[part, ""] = max(0, self.row_count + self.drafted_count - bend)
-        if self.heads_count:
-            amounts[HEADS, ""] = self.heads_count
-        for model, call in (self.draft_calls or {}).items():
-            amounts |= {
-                (CALL, model): 1.0,
-                (STEP, model): call.step_count,
-                (TOKEN, model): call.token_count,
-                (CAUGHT_UP, model): call.caught_up_count,
-            }
-        return amounts
+    def target_amounts(self) -> list[float]:
+        """Return the amounts of `TARGET_PARTS`."""
+        token_count = self.row_count + self.drafted_count
+        over = [max(0, token_count - bend) for bend in BENDS]
+        return [1.0, self.drafted_count, self.prompt_count, *over, self.heads_count]
 
     @property
     def step_count(self) -> int:
-        return max((call.step_count for call in (self.draft_calls or {}).values()), default=0)
+        calls = self.draft_calls
+        return max([call.step_count for call in calls.values()]) if calls else 0
 
 
 @dataclass
 class _Sums:
-    """Sums over rounds, of which the normal equations of least squares are made."""
+    """Sums over rounds, of which the normal equations of least squares are made. Parts are named by their places."""
 
-    squares: dict[tuple[Part, Part], float] = field(default_factory=dict)
-    products: dict[Part, float] = field(default_factory=dict)
-
-    def square(self, one: Part, other: Part) -> float:
-        return self.squares.get((one, other) if one <= other else (other, one), 0.0)
-
-    def fade(self, share: float) -> None:
-        """Let what was learned count only so much."""
-        self.squares = {parts: share * value for parts, value in self.squares.items()}
-        self.products = {part: share * value for part, value in self.products.items()}
+    squares: list[list[float]] = field(default_factory=list)
+    """Of each part with those up to it: what is on the other side of the diagonal is the same."""
+    products: list[float] = field(default_factory=list)
 
     def faded(self, share: float) -> "_Sums":
-        found = _Sums(self.squares, self.products)
-        found.fade(share)  # which makes them anew
-        return found
+        """Return sums in which all that was learned counts only so much."""
+        return _Sums([[share * one for one in row] for row in self.squares], [share * one for one in self.products])
 
-    def add(self, amounts: Mapping[Part, float], took: float, weight: float) -> None:
-        weighed = sorted(amounts.items())
-        for place, (part, amount) in enumerate(weighed):
-            self.products[part] = self.products.get(part, 0.0) + weight * amount * took
-            for other, value in weighed[place:]:
-                self.squares[part, other] = self.squares.get((part, other), 0.0) + weight * amount * value
+    def add(self, amounts: Sequence[float], took: float, weight: float) -> None:
+        """Add a round. Earlier ones fade."""
+        for place in range(len(self.products), len(amounts)):
+            self.squares.append([0.0] * (place + 1))
+            self.products.append(0.0)
+        for place, amount in enumerate(amounts):
+            weighed = weight * amount
+            self.products[place] = MEMORY * self.products[place] + weighed * took
+            # A row is as long as its place, so later parts are left out.
+            row = zip(self.squares[place], amounts, strict=False)
+            self.squares[place] = [MEMORY * one + weighed * other for one, other in row]
+
+    def add_all(self, other: "_Sums") -> None:
+        """Add sums that may lack the last parts."""
+        for place, product in enumerate(other.products):
+            self.products[place] += product
+            self.squares[place] = [*map(add, self.squares[place], other.squares[place])]
+
+    def solved(self, places: Sequence[int]) -> list[float]:
+        """Return the prices of the parts at these places alone, by Gauss's elimination of the normal equations.
+
+        First guesses must be among the sums: with them every pivot is greater than 0.
+        """
+        # Of each equation what is before the diagonal is left out: it is eliminated, and the same as in those before.
+        rows = [
+            [*(self.squares[other][one] for other in places[number:]), self.products[one]]
+            for number, one in enumerate(places)
+        ]
+        for number, pivot in enumerate(rows, 1):
+            for before, row in enumerate(rows[number:], 1):
+                if share := pivot[before] / pivot[0]:
+                    row[:] = [value - share * own for value, own in zip(row, pivot[before:], strict=True)]
+        found: list[float] = []
+        for first, *row, right in reversed(rows):
+            found.insert(0, (right - sum(map(mul, row, found))) / first)
+        return found
 
 
 @dataclass
@@ -136,27 +152,30 @@ class _Mean:
     count: float = 0.0
     """Rounds that it is of."""
     time: float = 0.0
-    amounts: dict[Part, float] = field(default_factory=dict)
+    amounts: list[float] = field(default_factory=list)
 
-    def add(self, amounts: Mapping[Part, float], took: float) -> None:
+    def add(self, amounts: Sequence[float], took: float) -> None:
         self.count = min(self.count + 1, REST_MOST)
         self.time += (took - self.time) / self.count
-        for part in {**self.amounts, **amounts}:
-            before = self.amounts.get(part, 0.0)
-            self.amounts[part] = before + (amounts.get(part, 0.0) - before) / self.count
+        pairs = zip_longest(self.amounts, amounts, fillvalue=0.0)
+        self.amounts = [before + (amount - before) / self.count for before, amount in pairs]
 
 
 class RoundCosts:
     """Prices of the parts of rounds with groups of about one size. Times are multiples of a unit."""
 
     def __init__(self, lanes: int) -> None:
-        self._recent: deque[dict[Part, float]] = deque(maxlen=lanes)
+        self._places: dict[Part, int] = {(part, ""): place for place, part in enumerate(TARGET_PARTS)}
+        """Where each part stands in lists of amounts and prices: those of a draft model once it was asked."""
+        self._prices = [FIRST[part][0] for part in TARGET_PARTS]
+        self._recent: deque[list[float]] = deque(maxlen=lanes)
         """Amounts of the latest rounds of all lanes: the round of another lane takes its time from this one's."""
         self.unit_s = 0.0
         """Seconds of the unit, about a plain round's; 0 before any round."""
-        self._prices: dict[Part, float] = {}
         self._sums: dict[frozenset[str], _Sums] = {}
         """By the models that rounds asked. Each forgets only as it learns: one way may be out of use for long."""
+        self._is_fitted = True
+        """Whether the prices are those of the sums."""
         self._means: dict[int, _Mean] = {}
         """By draft count: what a fit leaves of the mean time is kept beside it."""
         self._round_counts: dict[int, int] = {}
@@ -166,14 +185,14 @@ class RoundCosts:
     def as_guess(self) -> "RoundCosts":
         """Return costs that begin with these, and soon follow what they learn themselves."""
         guess = RoundCosts(self._recent.maxlen or 1)
-        guess.unit_s, guess._prices = self.unit_s, dict(self._prices)
-        guess._sums = {models: one.faded(TRACE) for models, one in self._sums.items()}
+        guess.unit_s, guess._places, guess._prices = self.unit_s, {**self._places}, [*self._prices]
+        guess._fade_to(TRACE, self._sums)
         return guess
 
     @property
     def models(self) -> list[str]:
         """Models of draft services that were asked."""
-        return [model for part, model in self._prices if part == CALL]
+        return [model for part, model in self._places if part == CALL]
 
     def round_count(self, step_count: int) -> int:
         """Return how many rounds with this many steps were seen."""
@@ -181,7 +200,8 @@ class RoundCosts:
 
     def price(self, part: str, model: str = "") -> float:
         """Return the price of one unit of a part."""
-        return self._prices.get((part, model), FIRST[part][0])
+        place = self._places.get((part, model))
+        return FIRST[part][0] if place is None else self._prices[place]
 
     def drafted_price(self, bend_count: float) -> float:
         """Return the price of one more draft token in a verify that is beyond so many bends, or beyond part of one."""
@@ -190,7 +210,10 @@ class RoundCosts:
 
     def predict(self, work: RoundWork) -> float:
         """Return the time of a round with this work."""
-        return max(LEAST, self._sum(work.amounts()) + self._rest(work.step_count))
+        time = self._sum(work.target_amounts())
+        for model, call in (work.draft_calls or {}).items():
+            time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
+        return max(LEAST, time + self._rest(work.step_count))
 
     def catching_up(self, work: RoundWork) -> float:
         """Return the time in which draft services take in what they had missed."""
@@ -199,13 +222,13 @@ class RoundCosts:
         )
 
     def add(self, work: RoundWork, cycle_s: float) -> None:
-        amounts = work.amounts()
-        self._recent.append(amounts)
+        self._recent.append(self._amounts(work))
         mean = _mean(self._recent)
-        self.unit_s = self.unit_s or cycle_s / self._sum(mean)
-        expected = max(LEAST, self._sum(mean) + self._rest(work.step_count))
+        foreseen = self._sum(mean)
+        self.unit_s = self.unit_s or cycle_s / foreseen
+        expected = max(LEAST, foreseen + self._rest(work.step_count))
         took = cycle_s / self.unit_s
-        if all(part in DECODING or not amount for (part, _), amount in mean.items()):
+        if not any(amount for (part, _), amount in zip(self._places, mean, strict=False) if part in PROMPT_PARTS):
             took = min(took, LONGEST * expected)
             known = self._means.setdefault(work.step_count, _Mean())
             known.add(mean, took)
@@ -216,66 +239,78 @@ class RoundCosts:
 
     def fit(self) -> None:
         """Fit the prices to all rounds. A part whose price would be below nothing costs nothing."""
-        parts = list(self._prices)
-        while parts:
-            found = self._solved(parts)
-            if all(price >= 0 for price in found):
-                break
-            parts = [part for part, price in zip(parts, found, strict=True) if price >= 0]
-        self._prices = dict.fromkeys(self._prices, 0.0) | dict(zip(parts, found if parts else [], strict=True))
+        if self._is_fitted:
+            return
+        sums, places = self._all_sums(), list(range(len(self._prices)))
+        while min(found := sums.solved(places), default=0.0) < 0:
+            places = [place for place, price in zip(places, found, strict=True) if price >= 0]
+        self._prices = [0.0] * len(self._prices)
+        for place, price in zip(places, found, strict=True):
+            self._prices[place] = price
+        self._is_fitted = True
 
-    def _solved(self, parts: Sequence[Part]) -> list[float]:
-        """Return the prices of these parts alone, by Gauss's elimination of the normal equations."""
-        rows: list[list[float]] = []
-        for part in parts:
-            first, usual = FIRST[part[0]]
+    def _all_sums(self) -> _Sums:
+        """Return the sums of all rounds, and of the first guesses, which count as some more."""
+        found = _Sums()
+        for place, (part, _) in enumerate(self._places):
+            first, usual = FIRST[part]
             trust = PRIOR_ROUNDS * usual**2
-            row = [sum(one.square(part, other) for one in self._sums.values()) for other in parts]
-            row[len(rows)] += trust
-            product = sum(one.products.get(part, 0.0) for one in self._sums.values())
-            rows.append([*row, product + trust * first])
-        # The trust in first guesses makes every pivot greater than 0.
-        for place, pivot in enumerate(rows):
-            for row in rows[place + 1 :]:
-                share = row[place] / pivot[place]
-                row[place:] = [value - share * own for value, own in zip(row[place:], pivot[place:], strict=True)]
-        found = [0.0] * len(rows)
-        for place in reversed(range(len(rows))):
-            *row, right = rows[place]
-            known = sum(value * price for value, price in zip(row[place + 1 :], found[place + 1 :], strict=True))
-            found[place] = (right - known) / row[place]
+            found.squares.append([0.0] * place + [trust])
+            found.products.append(trust * first)
+        for one in self._sums.values():
+            found.add_all(one)
         return found
+
+    def _amounts(self, work: RoundWork) -> list[float]:
+        """Return the amounts of a round that was seen, up to the last part that it has."""
+        calls = work.draft_calls or {}
+        for model in calls:
+            if (CALL, model) not in self._places:
+                self._places |= {(part, model): len(self._prices) + place for place, part in enumerate(CALL_PARTS)}
+                self._prices += FIRST_CALL_PRICES
+        amounts = work.target_amounts()
+        for model, call in calls.items():
+            place = self._places[CALL, model]
+            amounts += [0.0] * (place - len(amounts))
+            amounts[place : place + len(CALL_PARTS)] = _call_amounts(call)
+        return amounts
+
+    def _call_prices(self, model: str) -> list[float]:
+        """Return the prices of `CALL_PARTS`."""
+        place = self._places.get((CALL, model))
+        return FIRST_CALL_PRICES if place is None else self._prices[place : place + len(CALL_PARTS)]
 
     def _note_drift(self, ratio: float) -> None:
         self._drift = smoothed(self._drift, ratio, DRIFT_MEMORY)
         if not 1 / JUMP < self._drift < JUMP:
             self._drift = 1.0
             self._means.clear()
-            for one in self._sums.values():
-                one.fade(TRACE)
+            self._fade_to(TRACE, self._sums)
 
-    def _learn(self, amounts: Mapping[Part, float], took: float, expected: float) -> None:
-        for part in amounts:
-            self._prices.setdefault(part, FIRST[part[0]][0])
-        models = frozenset(model for _, model in amounts if model)
-        sums = self._sums.setdefault(models, _Sums())
-        sums.fade(MEMORY)
-        sums.add({part: amount for part, amount in amounts.items() if amount}, took, 1 / expected)
+    def _fade_to(self, share: float, sums: Mapping[frozenset[str], _Sums]) -> None:
+        self._sums = {models: one.faded(share) for models, one in sums.items()}
+        self._is_fitted = False
 
-    def _sum(self, amounts: Mapping[Part, float]) -> float:
-        return sum(self.price(*part) * amount for part, amount in amounts.items())
+    def _learn(self, amounts: Sequence[float], took: float, expected: float) -> None:
+        models = frozenset(
+            model for (part, model), amount in zip(self._places, amounts, strict=False) if part == CALL and amount
+        )
+        self._sums.setdefault(models, _Sums()).add(amounts, took, 1 / expected)
+        self._is_fitted = False
+
+    def _sum(self, amounts: Iterable[float]) -> float:
+        return sum(map(mul, self._prices, amounts))
 
     def _rest(self, step_count: int) -> float:
         mean = self._means.get(step_count)
         return (mean.time - self._sum(mean.amounts)) * mean.count / (mean.count + REST_WEIGHT) if mean else 0.0
 
 
-def _mean(recent: Iterable[Mapping[Part, float]]) -> dict[Part, float]:
-    """Return the mean amounts of rounds."""
-    total: dict[Part, float] = {}
-    count = 0
-    for amounts in recent:
-        count += 1
-        for part, amount in amounts.items():
-            total[part] = total.get(part, 0.0) + amount
-    return {part: amount / count for part, amount in total.items()}
+def _call_amounts(call: DraftCall) -> tuple[float, ...]:
+    """Return the amounts of `CALL_PARTS`."""
+    return 1.0, call.step_count, call.token_count, call.caught_up_count
+
+
+def _mean(recent: Sequence[Sequence[float]]) -> list[float]:
+    """Return the mean amounts of rounds; earlier ones may lack the last parts."""
+    return [sum(amounts) / len(recent) for amounts in zip_longest(*recent, fillvalue=0.0)]

@@ -4,8 +4,10 @@ Owns the choice of one row's source and count; knows nothing of other rows. A dr
 accepted. It costs the seconds that it adds to the round, and a second is worth the tokens that the group makes in it.
 """
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import neg
 
 from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
@@ -19,6 +21,8 @@ class Drawn:
 
     chances: Sequence[float]
     """Chance that the first 1, 2, ... of them are all right."""
+    tokens: Sequence[float]
+    """Accepted tokens to expect of the first 0, 1, 2, ... of them."""
     caught_up_count: int
     """Tokens that the service has to take in first."""
 
@@ -35,6 +39,10 @@ class Prices:
     """For each token that a draft service drafts, by model."""
     caught_up: Mapping[str, float] = field(default_factory=dict)
     """For each token that a draft service had missed, by model."""
+
+    def drawn(self, model: str) -> float:
+        """Return the price of each token that a draft service drafts and the target verifies."""
+        return self.drafted + self.token.get(model, 0.0)
 
 
 FREE = Prices()
@@ -102,23 +110,37 @@ class Outlook:
         order = self.generation.drafting.sources if self._in_order else found
         return {source: found[source] for source in order if source in found}
 
-    def propose_count(self, prices: Prices, most: int) -> int:
-        """Return how many tokens the target's heads should draft for the next round."""
-        return _worthwhile(self.heads_chances, prices.drafted + prices.heads, most)
-
     def asked(self, prices: Prices, most: int) -> Option:
         """Return the best of what draft services would give, of at most `most` tokens."""
-        best = NO_OPTION
+        offers = []
         for model, drawn in self.drawn.items():
-            price = prices.drafted + prices.token.get(model, 0.0)
-            count = _worthwhile(drawn.chances, price, most)
-            tokens = sum(drawn.chances[:count])
-            # What is missed is taken in once, for all rounds to come.
-            catching_up = prices.caught_up.get(model, 0.0) * drawn.caught_up_count / self.rounds_left(tokens)
-            worth = tokens - price * count - catching_up
-            if count and (best is NO_OPTION or worth > best.worth):
-                best = Option(count, tokens, worth, DraftSource.DRAFT, model, drawn.caught_up_count)
-        return best
+            if count := _worthwhile(drawn.chances, prices.drawn(model), most):
+                offers += self._offers(model, prices, range(count, count + 1))
+        return _best(offers)
+
+    def asks(self, prices: Prices, most: int) -> list[Option]:
+        """Return the same for at most 0, 1, ... tokens, up to where more change nothing."""
+        offers = []
+        for model, drawn in self.drawn.items():
+            if last := _worthwhile(drawn.chances, prices.drawn(model), most):
+                offers.append(self._offers(model, prices, range(1, last + 1)))
+        if len(offers) == 1:
+            return [NO_OPTION, *offers[0]]
+        longest = max(map(len, offers), default=0)
+        return [NO_OPTION, *(_best([one[min(place, len(one) - 1)] for one in offers]) for place in range(longest))]
+
+    def _offers(self, model: str, prices: Prices, counts: Iterable[int]) -> list[Option]:
+        """Return what so many tokens of a model's draft service are worth, for each of the counts."""
+        drawn, price = self.drawn[model], prices.drawn(model)
+        missed_count, tokens = drawn.caught_up_count, drawn.tokens
+        source, offers = DraftSource.DRAFT, []
+        for count in counts:
+            worth = tokens[count] - price * count
+            if missed_count:
+                # What is missed is taken in once, for all rounds to come.
+                worth -= prices.caught_up.get(model, 0.0) * missed_count / self.rounds_left(tokens[count])
+            offers.append(Option(count, tokens[count], worth, source, model, missed_count))
+        return offers
 
     def rounds_left(self, accepted: float) -> float:
         """Return the rounds until its end if so many drafts are accepted in each."""
@@ -126,9 +148,9 @@ class Outlook:
 
     def prefers(self, asked: Option, at_hand: Option) -> bool:
         """Return whether a draft service should be asked though tokens are at hand, which may be none."""
-        if not (self._in_order and asked.count and at_hand.source):
-            return asked.worth > at_hand.worth
-        return self.generation.drafting.asks_before(at_hand.source)
+        if asked.count and at_hand.source and self._in_order:
+            return self.generation.drafting.asks_before(at_hand.source)
+        return asked.worth > at_hand.worth
 
     @property
     def _in_order(self) -> bool:
@@ -143,7 +165,9 @@ class Outlook:
 
 def _worthwhile(chances: Sequence[float], price: float, most: int) -> int:
     """Return how many drafts are worth their price: each is right only if all before it are, so chances never rise."""
-    count = min(len(chances), most)
-    while count > 0 and chances[count - 1] <= price:
-        count -= 1
-    return count
+    return bisect_left(chances, -price, hi=min(len(chances), most), key=neg)
+
+
+def _best(offers: Sequence[Option]) -> Option:
+    """Return the offer that is worth most, the first of equals."""
+    return offers[0] if len(offers) == 1 else max(offers, default=NO_OPTION, key=lambda one: one.worth)

@@ -41,7 +41,7 @@ class Outlooks:
             if may_ask(generation, model):
                 missed_count = _missed(generation, model)
                 has_missed = has_missed or missed_count > 0
-                drawn[model] = Drawn(acceptance.chances(generation)[:most], missed_count)
+                drawn[model] = Drawn(*acceptance.of(generation, most), missed_count)
         # Only what a draft service has missed is weighed against what is still to come.
         lengths = self._acceptances.lengths
         remaining = lengths.remaining(generation) if has_missed else generation.output.remaining_count

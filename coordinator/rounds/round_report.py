@@ -23,7 +23,7 @@ class RowReport:
     generation: Generation | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class DraftCall:
     """What the rows of a round asked of the draft services of one model."""
 
