@@ -82,11 +82,13 @@ class AutoPlanner:
 
     def _decide(self, outlooks: Sequence[Outlook]) -> None:
         """Choose the lanes if it is time to, and the count of the next rounds."""
-        size, foreseen = len(outlooks), {}
+        size = len(outlooks)
+        foreseen: dict[int, list[Promise]] = {}
         if _size_class(size) == self._largest and self._lanes.is_due():
             searches = {lanes: one for (own, lanes), one in self._searches.items() if own == self._largest}
-            foreseen = {lanes: one.promises(outlooks) for lanes, one in searches.items()}
-            self._lanes.decide({lanes: one.seconds_of_token(foreseen[lanes]) for lanes, one in searches.items()})
+            known = {lanes: one for lanes, one in searches.items() if one.is_known}
+            foreseen = {lanes: one.promises(outlooks) for lanes, one in known.items()}
+            self._lanes.decide({lanes: one.seconds_of_token(foreseen[lanes]) for lanes, one in known.items()})
         search = self._search(size)
         if not search.rounds_left:
             search.decide(foreseen.get(self._lanes.count) or search.promises(outlooks))
@@ -140,7 +142,7 @@ class _Search:
         self.rounds_left = 0
         """Rounds until it is decided anew."""
         self._window_count = 0
-        self._is_known = False
+        self.is_known = False
         """Whether the first counts were measured."""
         self._spent = 0.0
         self._best_tokens: float | None = None
@@ -156,13 +158,11 @@ class _Search:
         other._goodput = self._goodput
         return other
 
-    def seconds_of_token(self, promises: Sequence[Promise]) -> float | None:
-        """Return the seconds of a token that the best count promises; None while it is not known.
+    def seconds_of_token(self, promises: Sequence[Promise]) -> float:
+        """Return the seconds of a token that the best count promises.
 
         Promises are put right by what came of the latest ones: a price that is too low promises too much.
         """
-        if not self._is_known:
-            return None
         best = max(promises, key=lambda one: one.goodput)
         trust = TRUSTED_ROUNDS * best.tokens
         return self._costs.unit_s / best.goodput * (trust + self._promised) / (trust + self._given)
@@ -250,7 +250,7 @@ class _Search:
         if self._count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
             self._best_time = smoothed(self._best_time, time, BEST_MEMORY)
-            if self._is_known:
+            if self.is_known:
                 usual = min(time, LONGEST * self._best_time)
                 self._promised = GIVEN_MEMORY * self._promised + self._goodput * usual
                 self._given = GIVEN_MEMORY * self._given + tokens
@@ -267,7 +267,7 @@ class _Search:
             self._count = missing[0]
             self._bend_count = promises[self._count].bend_count
             return
-        self._is_known = True
+        self.is_known = True
         self._best = _shortest_of_best([one.goodput for one in promises], self._best)
         self._goodput = promises[self._best].goodput
         self._count = self._due(promises)

@@ -17,6 +17,8 @@ from coordinator.smoothing import smoothed
 
 MEMORY = 0.996
 """Weight of earlier rounds in the prices after one more."""
+HEAVIEST = 1e9
+"""Weight of a round after which all are made lighter."""
 PRIOR_ROUNDS = 3.0
 """Weight of the first guess of a price, in rounds that have a usual amount of its part."""
 JUMP = 1.5
@@ -43,8 +45,6 @@ CALL, STEP, TOKEN, CAUGHT_UP = "call", "step", "token", "caught up"
 TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, HEADS)
 CALL_PARTS = (CALL, STEP, TOKEN, CAUGHT_UP)
 """Parts of the target's own work, and of a call for drafts."""
-PROMPT_PARTS = {PROMPT, CAUGHT_UP}
-"""Parts that rounds without prompts lack."""
 
 FIRST = {
     CONSTANT: (1.0, 1.0),
@@ -60,9 +60,6 @@ FIRST = {
 }
 """For each part: its first price, as a share of a plain round's time, and its usual amount."""
 FIRST_CALL_PRICES = [FIRST[part][0] for part in CALL_PARTS]
-
-Part = tuple[str, str]
-"""What is done, and by which draft model; empty for the target's own work."""
 
 
 @dataclass(slots=True)
@@ -97,27 +94,38 @@ class RoundWork:
 
 @dataclass
 class _Sums:
-    """Sums over rounds, of which the normal equations of least squares are made. Parts are named by their places."""
+    """Sums over rounds, of which the normal equations of least squares are made. Parts are named by their places.
+
+    To let earlier rounds fade, each weighs more than the one before.
+    """
 
     squares: list[list[float]] = field(default_factory=list)
     """Of each part with those up to it: what is on the other side of the diagonal is the same."""
     products: list[float] = field(default_factory=list)
+    weight: float = 1.0
+    """The latest round's."""
 
     def faded(self, share: float) -> "_Sums":
-        """Return sums in which all that was learned counts only so much."""
+        """Return sums in which the latest round weighs so much."""
+        share /= self.weight
         return _Sums([[share * one for one in row] for row in self.squares], [share * one for one in self.products])
 
     def add(self, amounts: Sequence[float], took: float, weight: float) -> None:
-        """Add a round. Earlier ones fade."""
+        """Add a round, which weighs `weight` times as much as others."""
+        if self.weight > HEAVIEST:
+            faded = self.faded(1.0)
+            self.squares, self.products, self.weight = faded.squares, faded.products, 1.0
         for place in range(len(self.products), len(amounts)):
             self.squares.append([0.0] * (place + 1))
             self.products.append(0.0)
-        for place, amount in enumerate(amounts):
-            weighed = weight * amount
-            self.products[place] = MEMORY * self.products[place] + weighed * took
-            # A row is as long as its place, so later parts are left out.
-            row = zip(self.squares[place], amounts, strict=False)
-            self.squares[place] = [MEMORY * one + weighed * other for one, other in row]
+        self.weight /= MEMORY
+        done = [(place, amount) for place, amount in enumerate(amounts) if amount]
+        for number, (place, amount) in enumerate(done, 1):
+            weighed = self.weight * weight * amount
+            self.products[place] += weighed * took
+            row = self.squares[place]
+            for other, value in done[:number]:
+                row[other] += weighed * value
 
     def add_all(self, other: "_Sums") -> None:
         """Add sums that may lack the last parts."""
@@ -165,9 +173,10 @@ class RoundCosts:
     """Prices of the parts of rounds with groups of about one size. Times are multiples of a unit."""
 
     def __init__(self, lanes: int) -> None:
-        self._places: dict[Part, int] = {(part, ""): place for place, part in enumerate(TARGET_PARTS)}
-        """Where each part stands in lists of amounts and prices: those of a draft model once it was asked."""
         self._prices = [FIRST[part][0] for part in TARGET_PARTS]
+        """Those of the target's parts, then of the parts of calls for each draft model; amounts have the same order."""
+        self._call_places: dict[str, int] = {}
+        """Where the parts of calls begin, by draft model that was asked."""
         self._recent: deque[list[float]] = deque(maxlen=lanes)
         """Amounts of the latest rounds of all lanes: the round of another lane takes its time from this one's."""
         self.unit_s = 0.0
@@ -185,14 +194,14 @@ class RoundCosts:
     def as_guess(self) -> "RoundCosts":
         """Return costs that begin with these, and soon follow what they learn themselves."""
         guess = RoundCosts(self._recent.maxlen or 1)
-        guess.unit_s, guess._places, guess._prices = self.unit_s, {**self._places}, [*self._prices]
+        guess.unit_s, guess._prices, guess._call_places = self.unit_s, [*self._prices], {**self._call_places}
         guess._fade_to(TRACE, self._sums)
         return guess
 
     @property
     def models(self) -> list[str]:
         """Models of draft services that were asked."""
-        return [model for part, model in self._places if part == CALL]
+        return [*self._call_places]
 
     def round_count(self, step_count: int) -> int:
         """Return how many rounds with this many steps were seen."""
@@ -200,13 +209,16 @@ class RoundCosts:
 
     def price(self, part: str, model: str = "") -> float:
         """Return the price of one unit of a part."""
-        place = self._places.get((part, model))
-        return FIRST[part][0] if place is None else self._prices[place]
+        if part in CALL_PARTS:
+            return self._call_prices(model)[CALL_PARTS.index(part)]
+        return self._prices[TARGET_PARTS.index(part)]
 
     def drafted_price(self, bend_count: float) -> float:
         """Return the price of one more draft token in a verify that is beyond so many bends, or beyond part of one."""
-        shares = (min(1.0, max(0.0, bend_count - place)) for place in range(len(OVER)))
-        return self.price(DRAFTED) + sum(share * self.price(part) for share, part in zip(shares, OVER, strict=True))
+        price = self.price(DRAFTED)
+        for place, part in enumerate(OVER):
+            price += min(1.0, max(0.0, bend_count - place)) * self.price(part)
+        return price
 
     def predict(self, work: RoundWork) -> float:
         """Return the time of a round with this work."""
@@ -228,7 +240,7 @@ class RoundCosts:
         self.unit_s = self.unit_s or cycle_s / foreseen
         expected = max(LEAST, foreseen + self._rest(work.step_count))
         took = cycle_s / self.unit_s
-        if not any(amount for (part, _), amount in zip(self._places, mean, strict=False) if part in PROMPT_PARTS):
+        if not self._has_prompt(mean):
             took = min(took, LONGEST * expected)
             known = self._means.setdefault(work.step_count, _Mean())
             known.add(mean, took)
@@ -252,32 +264,37 @@ class RoundCosts:
     def _all_sums(self) -> _Sums:
         """Return the sums of all rounds, and of the first guesses, which count as some more."""
         found = _Sums()
-        for place, (part, _) in enumerate(self._places):
+        for place, part in enumerate([*TARGET_PARTS, *CALL_PARTS * len(self._call_places)]):
             first, usual = FIRST[part]
             trust = PRIOR_ROUNDS * usual**2
             found.squares.append([0.0] * place + [trust])
             found.products.append(trust * first)
         for one in self._sums.values():
-            found.add_all(one)
+            found.add_all(one.faded(1.0))
         return found
 
     def _amounts(self, work: RoundWork) -> list[float]:
-        """Return the amounts of a round that was seen, up to the last part that it has."""
+        """Return the amounts of a round that was seen."""
         calls = work.draft_calls or {}
         for model in calls:
-            if (CALL, model) not in self._places:
-                self._places |= {(part, model): len(self._prices) + place for place, part in enumerate(CALL_PARTS)}
+            if model not in self._call_places:
+                self._call_places[model] = len(self._prices)
                 self._prices += FIRST_CALL_PRICES
         amounts = work.target_amounts()
+        amounts += [0.0] * (len(self._prices) - len(amounts))
         for model, call in calls.items():
-            place = self._places[CALL, model]
-            amounts += [0.0] * (place - len(amounts))
+            place = self._call_places[model]
             amounts[place : place + len(CALL_PARTS)] = _call_amounts(call)
         return amounts
 
+    def _has_prompt(self, amounts: Sequence[float]) -> bool:
+        """Return whether a service took in anything that it lacked."""
+        missed = [amounts[place + CALL_PARTS.index(CAUGHT_UP)] for place in self._call_places.values()]
+        return any(missed) or amounts[TARGET_PARTS.index(PROMPT)] > 0
+
     def _call_prices(self, model: str) -> list[float]:
         """Return the prices of `CALL_PARTS`."""
-        place = self._places.get((CALL, model))
+        place = self._call_places.get(model)
         return FIRST_CALL_PRICES if place is None else self._prices[place : place + len(CALL_PARTS)]
 
     def _note_drift(self, ratio: float) -> None:
@@ -292,14 +309,13 @@ class RoundCosts:
         self._is_fitted = False
 
     def _learn(self, amounts: Sequence[float], took: float, expected: float) -> None:
-        models = frozenset(
-            model for (part, model), amount in zip(self._places, amounts, strict=False) if part == CALL and amount
-        )
+        models = frozenset([model for model, place in self._call_places.items() if amounts[place]])
         self._sums.setdefault(models, _Sums()).add(amounts, took, 1 / expected)
         self._is_fitted = False
 
     def _sum(self, amounts: Iterable[float]) -> float:
-        return sum(map(mul, self._prices, amounts))
+        time: float = sum(map(mul, self._prices, amounts))
+        return time
 
     def _rest(self, step_count: int) -> float:
         mean = self._means.get(step_count)

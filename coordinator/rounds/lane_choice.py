@@ -48,12 +48,11 @@ class LaneChoice:
         self._windows_left -= 1
         return self._is_free and (self._is_trial or self._windows_left <= 0)
 
-    def decide(self, token_s: Mapping[int, float | None]) -> None:
-        """Choose the number for the next rounds, by the seconds of a token with each; None if not measured yet."""
-        if token_s.get(self.count) is None:
+    def decide(self, known: Mapping[int, float]) -> None:
+        """Choose the number for the next rounds, by the seconds of a token with each that was measured."""
+        if self.count not in known:
             return  # what is in use is to be measured first
         self._windows_left = WINDOWS
-        known = {lanes: seconds for lanes, seconds in token_s.items() if seconds}
         if unknown := [lanes for lanes in range(1, self.most + 1) if lanes not in known]:
             self._change(unknown[-1], is_trial=True)
             return

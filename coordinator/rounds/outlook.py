@@ -89,13 +89,14 @@ class Outlook:
         for source, chances in (self._expected_chances() if expecting_heads else self.guess_chances).items():
             # What is drafted already costs its verification alone.
             price = prices.drafted + (prices.heads if expecting_heads and source is DraftSource.HEADS else 0.0)
-            count = _worthwhile(chances, price, most)
+            if not (count := _worthwhile(chances, price, most)):
+                continue
             tokens = sum(chances[:count])
             option = Option(count, tokens, tokens - price * count, source)
-            if count and (self._in_order or option.worth > best.worth):
+            if self._in_order:
+                return option
+            if option.worth > best.worth:
                 best = option
-                if self._in_order:
-                    break
         if best is NO_OPTION and not expecting_heads and DraftSource.HEADS in self.guess_chances:
             # They are drafted already: verified, they show what verifying costs and what they are worth.
             chances = self.guess_chances[DraftSource.HEADS][:most]

@@ -45,7 +45,8 @@ class Outlooks:
         # Only what a draft service has missed is weighed against what is still to come.
         lengths = self._acceptances.lengths
         remaining = lengths.remaining(generation) if has_missed else generation.output.remaining_count
-        heads_chances = expected_of_heads[:most] if generation.drafting.allows(DraftSource.HEADS) else ()
+        has_heads = expected_of_heads and generation.drafting.allows(DraftSource.HEADS)
+        heads_chances = expected_of_heads[:most] if has_heads else ()
         return Outlook(generation, guesses, guess_chances, drawn, remaining, heads_chances)
 
 

@@ -93,8 +93,10 @@ class Promises:
     def _promise_at(self, view: _View, count: int) -> Promise:
         count_or_last = min(count, len(view.asked) - 1)
         options = view.taken[count_or_last]
-        if count != self._best and not any(one.model for one in options):
+        work = work_of(options, expecting_heads=True)
+        if count != self._best and not work.draft_calls:
             options = with_trial(options, view.asked[count_or_last])
+            work = work_of(options, expecting_heads=True)
         tokens = len(options) + sum([one.tokens for one in options])
         time = missed_time = 0.0
         for outlook, one in zip(self._outlooks, options, strict=True):
@@ -102,7 +104,6 @@ class Promises:
                 missed = self._costs.price(CAUGHT_UP, one.model) * one.caught_up_count
                 time += missed / outlook.rounds_left(one.tokens)
                 missed_time += missed
-        work = work_of(options, expecting_heads=True)
         time += self._costs.predict(work)
         return Promise(tokens, time, work.row_count + work.drafted_count, view.bend_count, missed_time)
 
@@ -147,4 +148,4 @@ def work_of(options: Sequence[Option], *, expecting_heads: bool = False) -> Roun
 def _by_count(options: Sequence[Sequence[Option]]) -> list[Sequence[Option]]:
     """Return the options of all rows by count, from those of each row: its last is for all later counts."""
     longest = max(map(len, options))
-    return list(zip(*([*one, *one[-1:] * (longest - len(one))] for one in options), strict=True))
+    return [*zip(*([*one, *[one[-1]] * (longest - len(one))] for one in options), strict=True)]

@@ -22,11 +22,11 @@ def lanes_after(choice: LaneChoice, token_s: Mapping[int, float], windows: int) 
 
 def test_what_is_in_use_is_measured_before_another_is_tried() -> None:
     choice = LaneChoice(2, is_free=True)
-    choice.decide({2: None})
+    choice.decide({})
     assert choice.count == 2
     choice.decide({2: 1.0})
     assert choice.count == 1
-    choice.decide({2: 1.0, 1: None})
+    choice.decide({2: 1.0})
     assert choice.count == 1
     choice.decide({2: 1.0, 1: 2.0})
     assert choice.count == 2
