@@ -60,13 +60,13 @@ class Calibration:
         """
         if self._known:
             self._known = {}
-        chances, weights = self._chances, self._weights
+        chances, weights, believed = self._chances, self._weights, self._believed
         classes = _classes_of(guess.match_length, guess.shares)
         for token_id, number, right_id in zip(guess.token_ids, classes, committed, strict=False):
             is_right = token_id == right_id
             weight = weights[number] = MEMORY * weights[number] + 1
-            chances[number] += (is_right - chances[number]) / weight
-            self._believed[number] = min(chances[number], MOST_LIKELY)
+            chance = chances[number] = chances[number] + (is_right - chances[number]) / weight
+            believed[number] = min(chance, MOST_LIKELY)
             if not is_right:
                 break
 

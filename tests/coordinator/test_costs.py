@@ -60,6 +60,14 @@ def test_no_price_is_ever_below_nothing() -> None:
     assert costs.price(CALL, MODEL) + 4 * costs.price(STEP, MODEL) >= 0
 
 
+def test_weights_that_are_made_lighter_change_no_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = learned(mixed(300))
+    monkeypatch.setattr("coordinator.rounds.costs.HEAVIEST", 1.1)
+    lightened = learned(mixed(300))
+    for count in (0, 1, 8):
+        assert lightened.predict(work(count)) == pytest.approx(kept.predict(work(count)), rel=1e-6)
+
+
 def test_a_pause_hardly_changes_what_is_foreseen() -> None:
     costs = learned(mixed(1500))
     before = costs.predict(work(4))
