@@ -4,16 +4,13 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 
 #include "crew.h"
 #include "lanes.h"
 #include "layers.h"
-
-// Score of a key that a query does not see. If all scores of a query are this one, its result is NaN.
-constexpr float HIDDEN = -INFINITY;
+#include "queries.h"
 
 // As `kernels.py` fills it in.
 struct Row {
@@ -41,8 +38,6 @@ struct Attend {
     void *attended;       // [T, H, D]
     float epsilon, scaling;
 };
-
-INLINE int64_t padded_length(int64_t length) { return (length + WIDEST - 1) / WIDEST * WIDEST; }
 
 // A block is queries of a KV head that read its keys together, at most QUERIES.
 constexpr int QUERIES = 16;
@@ -77,14 +72,6 @@ static int64_t all_tokens(const Blocks &of) {
     return tokens;
 }
 
-// Keys and values that the queries of one KV head read.
-template <class T>
-struct Keys {
-    const T *keys, *values;  // [slots, D]
-    const int64_t *slots;    // as many as the row has tokens, and the last again up to a multiple of WIDEST
-    int64_t length;          // of the row
-};
-
 // Applies norm, rotary position (Su et al., arXiv 2104.09864) and `scale` to one head. `to` may be `from`.
 template <class V, int D>
 INLINE void turn(const float *from, const float *norm, float epsilon, const float *cosine, const float *sine, float scale, float *to) {
@@ -94,164 +81,7 @@ INLINE void turn(const float *from, const float *norm, float epsilon, const floa
     for (int d = 0; d < D; d++) to[d] = (head[d] * cosine[d] + head[(d + D / 2) % D] * sine[d]) * scale;
 }
 
-// Keys and values are fetched so many keys before they are needed: pages lie anywhere, so the processor does not foresee them.
-constexpr int64_t AHEAD = 16, LINE = 64;
-
-// Of what belongs to the keys, that of the one AHEAD of key `j`; of the last one where there are no more.
-template <int D, class T>
-INLINE const T *ahead(const Keys<T> &read, const T *memory, int64_t j) {
-    return memory + read.slots[j + AHEAD < read.length ? j + AHEAD : read.length - 1] * D;
-}
-
-// Queries that are done with together, at most: their sums stay in registers.
-template <class V>
-constexpr int most_queries() { return V::LANES == WIDEST ? 8 : 4; }
-
-// Whether numbers are moved two at once, as one of 32 bits. Then of four of a key the even ones come first, and the odd after.
-template <class V, int D, class T>
-constexpr bool in_pairs() { return sizeof(T) == sizeof(Half) && D >= 2 * V::LANES; }
-
-// Puts LANES keys from key `j` on into `tile` [D / 2, 2, LANES]: two numbers of every other key beside each other. Fetches
-// those AHEAD bit by bit.
-template <class V, int D, class T>
-INLINE void take_keys(const Keys<T> &read, int64_t j, float *tile) {
-    constexpr bool PAIRS = in_pairs<V, D, T>();
-    constexpr int KEYS = V::LANES / 2, SIZE = (PAIRS ? 2 : 1) * V::LANES;
-    for (int m = 0; m < 2; m++) {
-        const T *keys[KEYS], *next[KEYS];
-        UNROLLED for (int k = 0; k < KEYS; k++) {
-            keys[k] = read.keys + read.slots[j + 2 * k + m] * D;
-            next[k] = ahead<D>(read, read.keys, j + 2 * k + m);
-        }
-        for (int d = 0; d < D; d += SIZE) {
-            const int from = d < D - SIZE ? d : D - SIZE;
-            typename V::Floats rows[KEYS];
-            UNROLLED for (int k = 0; k < KEYS; k++) {
-                if constexpr (PAIRS) std::memcpy(&rows[k], keys[k] + from, sizeof rows[k]);
-                else rows[k] = V::load(keys[k] + from);
-                __builtin_prefetch(next[k] + from);
-            }
-            V::transpose_twos(rows);
-            float *to = tile + (from + m) * V::LANES;
-            UNROLLED for (int i = 0; i < KEYS; i++, to += (PAIRS ? 4 : 2) * V::LANES) {
-                if constexpr (PAIRS) V::store_pairs(to, to + 2 * V::LANES, rows[i]);
-                else V::store(to, rows[i]);
-            }
-        }
-    }
-}
-
-// Copies a query [D], its numbers in the order of the keys' in a tile.
-template <class V, int D, class T>
-INLINE void take_query(const float *from, float *to) {
-    for (int d = 0; d < D; d++) to[in_pairs<V, D, T>() ? (d & ~3) + (d & 1) * 2 + (d >> 1 & 1) : d] = from[d];
-}
-
-// Puts the products of COUNT queries [COUNT, D] with the keys of a tile into `scores`, [COUNT, stride]. Each is two sums, in
-// the same order whatever COUNT is.
-template <class V, int D, int COUNT>
-INLINE void score(const float *queries, const float *tile, float *scores, int64_t stride) {
-    typename V::Floats sums[COUNT][2] = {};
-    for (int d = 0; d < D; d += 2, tile += 2 * V::LANES) {
-        typename V::Floats keys[2];
-        UNROLLED for (int m = 0; m < 2; m++) keys[m] = V::load(tile + m * V::LANES);
-        UNROLLED for (int q = 0; q < COUNT; q++) {
-            const typename V::Floats own = V::repeat_two(queries + q * D + d);
-            UNROLLED for (int m = 0; m < 2; m++) sums[q][m] += own * keys[m];
-        }
-    }
-    UNROLLED for (int q = 0; q < COUNT; q++) V::store(scores + q * stride, V::sums_of_twos(sums[q][0], sums[q][1]));
-}
-template <class V, int D, int COUNT = most_queries<V>()>
-INLINE void score_all(const float *queries, int64_t count, const float *tile, float *scores, int64_t stride) {
-    for (; count >= COUNT; count -= COUNT, queries += COUNT * D, scores += COUNT * stride)
-        score<V, D, COUNT>(queries, tile, scores, stride);
-    if constexpr (COUNT > 1) score_all<V, D, COUNT / 2>(queries, count, tile, scores, stride);
-}
-
-// Puts the products of `count` queries with the first `length` keys into `scores`. What is beyond `length` up to the next
-// multiple of LANES is of no use.
-template <class V, int D, class T>
-INLINE void score_keys(const float *queries, int64_t count, const Keys<T> &read, int64_t length, float *scores, int64_t stride) {
-    alignas(64) float tile[D * V::LANES];
-    for (int64_t j = 0; j < length; j += V::LANES) {
-        take_keys<V, D>(read, j, tile);
-        score_all<V, D>(queries, count, tile, scores + j, stride);
-    }
-}
-
-// Makes weights of the scores of the `seen` keys of a query; returns what their sum has to be multiplied by.
-template <class V>
-INLINE float weigh(float *scores, int64_t seen) {
-    const int64_t end = (seen + V::LANES - 1) / V::LANES * V::LANES;
-    for (int64_t j = seen; j < end; j++) scores[j] = HIDDEN;
-    typename V::Floats largest = V::load(scores), total{};
-    for (int64_t j = V::LANES; j < end; j += V::LANES) largest = V::larger(largest, V::load(scores + j));
-    float top = largest[0];
-    for (int lane = 1; lane < V::LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
-    for (int64_t j = 0; j < end; j += V::LANES) {
-        const typename V::Floats weights = V::exp_of(V::load(scores + j) - top);
-        total += weights;
-        V::store(scores + j, weights);
-    }
-    return 1.0f / V::sum(total);
-}
-
-// The most vectors of a value, a divisor of all of them, whose sums stay in registers for COUNT queries.
-template <class V, int D, int COUNT>
-constexpr int value_size() {
-    constexpr int all = D / V::LANES, most = (V::LANES == WIDEST ? 24 : 12) / COUNT;
-    int size = all < most ? all : most;
-    while (all % size) size--;
-    return size;
-}
-
-// Adds values [begin, end), by the weights of COUNT queries [COUNT, stride], to `sums` [COUNT, D]. They are fetched if they
-// are the first to need them.
-template <class V, int D, class T, int COUNT>
-INLINE void add_values(const Keys<T> &read, int64_t begin, int64_t end, const float *weights, int64_t stride, float *sums, bool fetches) {
-    constexpr int SIZE = value_size<V, D, COUNT>();
-    for (int start = 0; start < D; start += SIZE * V::LANES) {
-        typename V::Floats own_sums[COUNT][SIZE];
-        UNROLLED for (int q = 0; q < COUNT; q++)
-            UNROLLED for (int d = 0; d < SIZE; d++) own_sums[q][d] = V::load(sums + q * D + start + d * V::LANES);
-        for (int64_t j = begin; j < end; j++) {
-            const T *value = read.values + read.slots[j] * D + start;
-            if (fetches && start == 0) {
-                const T *next = ahead<D>(read, read.values, j);
-                UNROLLED for (size_t i = 0; i < D; i += LINE / sizeof(T)) __builtin_prefetch(next + i);
-            }
-            typename V::Floats own[SIZE];
-            UNROLLED for (int d = 0; d < SIZE; d++) own[d] = V::load(value + d * V::LANES);
-            UNROLLED for (int q = 0; q < COUNT; q++)
-                UNROLLED for (int d = 0; d < SIZE; d++) own_sums[q][d] += weights[q * stride + j] * own[d];
-        }
-        UNROLLED for (int q = 0; q < COUNT; q++)
-            UNROLLED for (int d = 0; d < SIZE; d++) V::store(sums + q * D + start + d * V::LANES, own_sums[q][d]);
-    }
-}
-template <class V, int D, class T, int COUNT = most_queries<V>()>
-INLINE void add_values_of_all(const Keys<T> &read, int64_t begin, int64_t end, int64_t count, const float *weights, int64_t stride, float *sums, bool fetches = true) {
-    for (; count >= COUNT; count -= COUNT, weights += COUNT * stride, sums += COUNT * D, fetches = false)
-        add_values<V, D, T, COUNT>(read, begin, end, weights, stride, sums, fetches);
-    if constexpr (COUNT > 1) add_values_of_all<V, D, T, COUNT / 2>(read, begin, end, count, weights, stride, sums, fetches);
-}
-
-// So many values stay in the nearest cache for all queries of a block.
-constexpr int64_t VALUES = 32;
-
-// Adds up the values of each of `count` queries by its weights: query q sees `seen[q]`, each at least as many as the one before.
-template <class V, int D, class T>
-INLINE void add_up(const Keys<T> &read, const int64_t *seen, int64_t count, const float *weights, int64_t stride, float *sums) {
-    std::memset(sums, 0, sizeof(float) * count * D);
-    for (int64_t j = 0; j < seen[0]; j += VALUES)
-        add_values_of_all<V, D, T>(read, j, std::min(j + VALUES, seen[0]), count, weights, stride, sums);
-    // A weight of 0 would not hide an infinite value, because their product is NaN.
-    for (int64_t q = 1; q < count; q++) add_values<V, D, T, 1>(read, seen[0], seen[q], weights + q * stride, stride, sums + q * D, false);
-}
-
-// Attends for `count` queries of a row from query `start` of KV head `head` on: some heads for each of the row's tokens. A
-// query's result depends on no other query, to the last bit.
+// Attends for `count` queries of a row from query `start` of KV head `head` on: some heads for each of the row's tokens.
 template <class V, int D, class T>
 INLINE void attend_block(const Attend &call, const Row &row, int64_t head, int64_t start, int64_t count, const Keys<T> &read, float *scores) {
     const int64_t group = group_of(call), width = call.head_count + 2 * call.kv_head_count, stride = padded_length(call.rows->longest);
