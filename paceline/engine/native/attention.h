@@ -87,21 +87,20 @@ INLINE void attend_block(const Attend &call, const Row &row, int64_t head, int64
     const int64_t group = group_of(call), width = call.head_count + 2 * call.kv_head_count, stride = padded_length(call.rows->longest);
     alignas(64) float queries[QUERIES * D], sums[QUERIES * D];
     int64_t seen[QUERIES];
+    T *out[QUERIES];
     for (int64_t q = 0; q < count; q++) {
         // Token by token, so that each sees no fewer keys than the one before.
         const int64_t token = (start + q) / group, own = head * group + (start + q) % group;
         seen[q] = row.length - row.count + token + 1;
         take_query<V, D, T>(call.projected + ((row.first + token) * width + own) * D, queries + q * D);
+        out[q] = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
     }
     score_keys<V, D>(queries, count, read, seen[count - 1], scores, stride);
     float shares[QUERIES];
     for (int64_t q = 0; q < count; q++) shares[q] = weigh<V>(scores + q * stride, seen[q]);
     add_up<V, D>(read, seen, count, scores, stride, sums);
-    for (int64_t q = 0; q < count; q++) {
-        const int64_t token = (start + q) / group, own = head * group + (start + q) % group;
-        T *out = static_cast<T *>(call.attended) + ((row.first + token) * call.head_count + own) * D;
-        for (int d = 0; d < D; d += V::LANES) V::store(out + d, V::load(sums + q * D + d) * shares[q]);
-    }
+    for (int64_t q = 0; q < count; q++)
+        for (int d = 0; d < D; d += V::LANES) V::store(out[q] + d, V::load(sums + q * D + d) * shares[q]);
 }
 
 // Norms and turns queries and keys of the row's tokens [begin, end), and stores their keys and values.

@@ -101,11 +101,11 @@ struct Vectors {
         std::memcpy(&halves, from, sizeof halves);
         return reinterpret_cast<Floats>(__builtin_convertvector(halves, Bits) << 16);
     }
-    // Stores the first and the second halves of pairs, widened.
-    INLINE void store_pairs(float *first, float *second, Floats pairs) {
-        const Bits bits = reinterpret_cast<Bits>(pairs);
-        store(first, reinterpret_cast<Floats>(bits << 16));
-        store(second, reinterpret_cast<Floats>(bits & 0xffff0000));
+    // Of words of two halves or of four bytes with a sign, those of one place, widened.
+    INLINE Floats first_halves(Bits words) { return reinterpret_cast<Floats>(words << 16); }
+    INLINE Floats second_halves(Bits words) { return reinterpret_cast<Floats>(words & 0xffff0000); }
+    INLINE Floats bytes_of(Bits words, int place) {
+        return __builtin_convertvector(reinterpret_cast<Ints>(words << (24 - 8 * place)) >> 24, Floats);
     }
     // Rounds to the nearest, ties to even; NaN stays NaN.
     INLINE void store(Half *to, Floats values) {

@@ -110,10 +110,10 @@ template <class V, int ROWS, int COUNT>
 INLINE void add_step(const float *rows, int64_t stride, const Half *, const typename V::Bits (&words)[COUNT],
                      typename V::Floats (&sums)[ROWS][COUNT]) {
     typename V::Floats first[COUNT], second[COUNT];
-    UNROLLED for (int i = 0; i < COUNT; i++) first[i] = reinterpret_cast<typename V::Floats>(words[i] << 16);
+    UNROLLED for (int i = 0; i < COUNT; i++) first[i] = V::first_halves(words[i]);
     for (int r = 0; r < ROWS; r++)
         UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += rows[r * stride] * first[i];
-    UNROLLED for (int i = 0; i < COUNT; i++) second[i] = reinterpret_cast<typename V::Floats>(words[i] & 0xffff0000);
+    UNROLLED for (int i = 0; i < COUNT; i++) second[i] = V::second_halves(words[i]);
     for (int r = 0; r < ROWS; r++)
         UNROLLED for (int i = 0; i < COUNT; i++) sums[r][i] += rows[r * stride + 1] * second[i];
 }
@@ -122,8 +122,7 @@ INLINE void add_step(const float *rows, int64_t stride, const int8_t *, const ty
                      typename V::Floats (&sums)[ROWS][COUNT]) {
     for (int k = 0; k < 4; k++)
         UNROLLED for (int i = 0; i < COUNT; i++) {
-            const auto own = reinterpret_cast<typename V::Ints>(words[i] << (24 - 8 * k)) >> 24;
-            const auto widened = __builtin_convertvector(own, typename V::Floats);
+            const typename V::Floats widened = V::bytes_of(words[i], k);
             for (int r = 0; r < ROWS; r++) sums[r][i] += rows[r * stride + k] * widened;
         }
 }
@@ -185,15 +184,13 @@ INLINE void widen(const T *weights, int64_t count, float *to) {
     constexpr int64_t OF_WORD = sizeof(float) / sizeof(T);
     for (int64_t i = 0; i < count; i += V::LANES) {
         float *first = to + i / COLUMNS * OF_WORD * COLUMNS + i % COLUMNS;
-        typename V::Floats words;
+        typename V::Bits words;
         std::memcpy(&words, weights + i * OF_WORD, sizeof words);
         if constexpr (OF_WORD == 2) {
-            V::store_pairs(first, first + COLUMNS, words);
-            continue;
-        }
-        UNROLLED for (int64_t k = 0; k < OF_WORD; k++) {
-            const auto own = reinterpret_cast<typename V::Ints>(reinterpret_cast<typename V::Bits>(words) << (24 - 8 * k)) >> 24;
-            V::store(first + k * COLUMNS, __builtin_convertvector(own, typename V::Floats));
+            V::store(first, V::first_halves(words));
+            V::store(first + COLUMNS, V::second_halves(words));
+        } else {
+            UNROLLED for (int64_t k = 0; k < OF_WORD; k++) V::store(first + k * COLUMNS, V::bytes_of(words, k));
         }
     }
 }

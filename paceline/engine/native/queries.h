@@ -66,8 +66,9 @@ INLINE void take_keys(const Keys<T> &read, int64_t j, float *tile) {
             V::transpose_twos(rows);
             float *to = tile + (from + m) * V::LANES;
             UNROLLED for (int i = 0; i < KEYS; i++, to += (PAIRS ? 4 : 2) * V::LANES) {
-                if constexpr (PAIRS) V::store_pairs(to, to + 2 * V::LANES, rows[i]);
-                else V::store(to, rows[i]);
+                const auto words = reinterpret_cast<typename V::Bits>(rows[i]);
+                V::store(to, PAIRS ? V::first_halves(words) : rows[i]);
+                if constexpr (PAIRS) V::store(to + 2 * V::LANES, V::second_halves(words));
             }
         }
     }
