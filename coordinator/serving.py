@@ -85,7 +85,7 @@ async def open_door(
             most=options.max_concurrent_streams,
             age_s=CLIENTS_CONNECTION_AGE_S,
         )
-        servicer = GenerationServicer(_facts(settings), calls, parts.drafts, parts.statistics, streams)
+        servicer = GenerationServicer(_facts(settings, parts), calls, parts.drafts, parts.statistics, streams)
         try:
             async with running_server(
                 settings.host,
@@ -161,7 +161,7 @@ class ModelServices:
         )
 
 
-def _facts(settings: CoordinatorSettings) -> Facts:
+def _facts(settings: CoordinatorSettings, parts: Parts) -> Facts:
     return Facts(
         settings.batch_size,
         None if settings.draft_count == "auto" else settings.draft_count,
@@ -169,6 +169,7 @@ def _facts(settings: CoordinatorSettings) -> Facts:
         settings.lane_count,
         # Callers that show tokens come from outside, where addresses are of no use.
         shows_addresses=not settings.token_file,
+        sources=parts.sources,
         process_count=settings.processes,
         process_index=settings.process_index or 0,
     )

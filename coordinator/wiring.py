@@ -46,7 +46,7 @@ from coordinator.rounds.tracer import RoundTracer
 from coordinator.rounds.wishes import DraftPlanner
 from paceline.errors import StartupError
 from paceline.process.instruments import Instruments
-from paceline.types import PAPER_POLICIES, ModelDescription
+from paceline.types import PAPER_POLICIES, DraftSource, ModelDescription
 
 log = structlog.get_logger()
 
@@ -117,6 +117,8 @@ class Parts:
     drafts: DraftModels
     residency: Residency
     statistics: Statistics
+    sources: Callable[[ModelDescription], tuple[DraftSource, ...]]
+    """Returns the sources that drafts can come from for a target."""
 
 
 def wired(
@@ -143,7 +145,7 @@ def wired(
     watched.registry.register(
         ClusterCollector(model, dispatcher, drafts, statistics, has_draft_service=bool(settings.draft_addresses))
     )
-    return Parts(model, dispatcher, drafts, residency, statistics)
+    return Parts(model, dispatcher, drafts, residency, statistics, partial(_sources, settings, guessers))
 
 
 def _prepared(
@@ -197,8 +199,7 @@ def _admission(settings: CoordinatorSettings, guessers: Guessers | None, served:
 
 def _tell_if_nothing_drafts(settings: CoordinatorSettings, guessers: Guessers | None, target: ModelDescription) -> None:
     """Warn where drafts are wanted, and no source of them can come: outputs are the same, and slower than hoped for."""
-    has_source = settings.draft_addresses or guessers or _heads_count(settings, target)
-    if has_source or settings.draft_count == 0:
+    if settings.draft_count == 0 or _sources(settings, guessers, target):
         return
     log.warning(
         "nothing drafts, so decoding plainly: --draft is none, the target has no heads that are used, and suffix and "
@@ -206,6 +207,21 @@ def _tell_if_nothing_drafts(settings: CoordinatorSettings, guessers: Guessers | 
         draft_count=settings.draft_count,
         policy=settings.policy,
     )
+
+
+def _sources(
+    settings: CoordinatorSettings, guessers: Guessers | None, target: ModelDescription
+) -> tuple[DraftSource, ...]:
+    """Return the sources that drafts can come from; none in plain decoding."""
+    if settings.draft_count == 0:
+        return ()
+    found = {
+        DraftSource.DRAFT: settings.draft_addresses,
+        DraftSource.SUFFIX: guessers,
+        DraftSource.PREDICTION: guessers,
+        DraftSource.HEADS: _heads_count(settings, target),
+    }
+    return tuple(source for source, there in found.items() if there)
 
 
 def _round_limits(target: ModelDescription) -> RoundLimits:

@@ -1,7 +1,7 @@
 """The servicer of GenerationService: it translates, queues and streams."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from paceline.shared_stream import MOST_CALLS_KEY
 from paceline.types import (
     ClusterDescription,
     ComputeDescription,
+    DraftSource,
     GenerationRequest,
     ModelDescription,
     ReplicaDescription,
@@ -32,7 +33,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 @dataclass(frozen=True)
 class Facts:
-    """Settings that `DescribeCluster` shows."""
+    """What `DescribeCluster` shows of how the coordinator was started."""
 
     batch_size: int
     draft_count: int | None
@@ -40,6 +41,8 @@ class Facts:
     policy: str
     lane_count: int
     shows_addresses: bool
+    sources: Callable[[ModelDescription], tuple[DraftSource, ...]]
+    """Returns the sources that drafts can come from for a target."""
     process_count: int = 1
     process_index: int = 0
 
@@ -94,6 +97,7 @@ class GenerationServicer:
                 costs=self._statistics.costs.snapshot() if request.include_costs else None,
                 process_count=self._facts.process_count,
                 process_index=self._facts.process_index,
+                sources=self._facts.sources(self._calls.model.target),
             )
         )
 

@@ -19,7 +19,7 @@ from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.launcher import running_cluster
 from paceline.process.supervision import Tell
 from paceline.security.channels import ChannelSecurity, channel_security
-from paceline.types import ClusterDescription
+from paceline.types import ClusterDescription, DraftingOptions, DraftSource
 from paceline.wire import open_channel
 from paceline.wire.peers import COORDINATOR, service_at, speaks_tls
 
@@ -202,6 +202,23 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
         ) from error
     elif security.certificates is None and await speaks_tls(address):
         raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
+
+
+def missing_sources(drafting: DraftingOptions, cluster: ClusterDescription, *, has_prediction: bool) -> str | None:
+    """Return words for people where sources that a request names, or needs for its prediction, are not there."""
+    if cluster.sources is None:
+        return None  # it does not tell
+    wanted = set(drafting.sources)
+    if has_prediction and drafting.allows(DraftSource.PREDICTION):
+        wanted.add(DraftSource.PREDICTION)
+    missing = [one.value for one in DraftSource if one in wanted and one not in cluster.sources]
+    if not missing:
+        return None
+    left = " and ".join(one.value for one in cluster.sources if drafting.allows(one))
+    return (
+        f"the coordinator has no {' and no '.join(missing)}, so "
+        f"{f'drafts come from {left}' if left else 'nothing drafts for this'}: the output is the same"
+    )
 
 
 def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.cli.connection import Connection, connected, with_connection_flags
+from paceline.cli.connection import Connection, connected, missing_sources, with_connection_flags
 from paceline.cli.conversation import ConversationFlags, with_conversation_flags
 from paceline.cli.options import (
     Chat,
@@ -128,8 +128,12 @@ async def _generate(
     *,
     as_json: bool,
 ) -> None:
-    async with connected(connection, options, tell=teller(Console(stderr=True))) as (client, cluster):
+    console = Console(stderr=True, highlight=False)
+    async with connected(connection, options, tell=teller(console)) as (client, cluster):
         request, began_s = make_request(cluster), time.perf_counter()
+        has_prediction = request.predicted_output is not None
+        if missing := missing_sources(request.drafting, cluster, has_prediction=has_prediction):
+            console.print(missing, style="yellow", soft_wrap=True)
         if as_json:
             completion = await client.complete(request, timeout_s=timeout_s)
             print(json.dumps(answer_fields(completion), ensure_ascii=False))
@@ -139,7 +143,7 @@ async def _generate(
             if piece.finish:
                 print()
                 elapsed_s = time.perf_counter() - began_s
-                Console(stderr=True, highlight=False).print(_summary(request, piece.finish, elapsed_s), style="dim")
+                console.print(_summary(request, piece.finish, elapsed_s), style="dim")
 
 
 def _summary(request: GenerationRequest, finish: GenerationFinish, elapsed_s: float) -> str:

@@ -206,6 +206,7 @@ class Report:
             "draft_count": cluster.draft_count,
             "policy": cluster.policy,
             "lane_count": cluster.lane_count,
+            "sources": None if cluster.sources is None else [one.value for one in cluster.sources],
         }
         write_json(self.folder / "load.json", settings, summary, log.records)
         if self.plot:

@@ -48,6 +48,9 @@ def cluster_to_pb(cluster: types.ClusterDescription) -> generation_service_pb2.D
         costs=_costs_to_pb(cluster.costs) if cluster.costs else None,
         process_count=cluster.process_count,
         process_index=cluster.process_index,
+        draft_sources=None
+        if cluster.sources is None
+        else generation_service_pb2.DraftSources(sources=[SOURCE_TO_PB[one] for one in cluster.sources]),
     )
 
 
@@ -67,6 +70,9 @@ def cluster_from_pb(message: generation_service_pb2.DescribeClusterResponse) -> 
         costs=_costs_from_pb(message.costs) if message.HasField("costs") else None,
         process_count=message.process_count or 1,
         process_index=message.process_index,
+        sources=tuple(map(source_from_pb, message.draft_sources.sources))
+        if message.HasField("draft_sources")
+        else None,
     )
 
 

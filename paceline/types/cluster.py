@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Literal
 
 from paceline.types.costs import MeasuredCosts
-from paceline.types.drafting import SourceUsage
+from paceline.types.drafting import DraftSource, SourceUsage
 from paceline.types.models import ModelDescription
 from paceline.types.rounds import HopTime
 
@@ -95,3 +95,5 @@ class ClusterDescription:
     """Coordinator processes behind the address. Load, statistics and costs are those of the one that answered."""
     process_index: int = 0
     """Process that answered."""
+    sources: tuple[DraftSource, ...] | None = None
+    """Sources that drafts can come from, none in plain decoding. None: an older coordinator, which does not tell."""

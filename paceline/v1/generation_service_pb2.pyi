@@ -1078,6 +1078,7 @@ class DescribeClusterResponse(_message.Message):
     COSTS_FIELD_NUMBER: _builtins.int
     PROCESS_COUNT_FIELD_NUMBER: _builtins.int
     PROCESS_INDEX_FIELD_NUMBER: _builtins.int
+    DRAFT_SOURCES_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
     """Most sequences that take part in a round."""
     draft_count: _builtins.int
@@ -1120,6 +1121,10 @@ class DescribeClusterResponse(_message.Message):
     def costs(self) -> Global___MeasuredCosts:
         """What calls cost and what drafts were worth since the coordinator started; set if asked for."""
 
+    @_builtins.property
+    def draft_sources(self) -> Global___DraftSources:
+        """Sources that drafts can come from; unset: an older coordinator, which does not tell."""
+
     def __init__(
         self,
         *,
@@ -1137,16 +1142,41 @@ class DescribeClusterResponse(_message.Message):
         costs: Global___MeasuredCosts | None = ...,
         process_count: _builtins.int = ...,
         process_index: _builtins.int = ...,
+        draft_sources: Global___DraftSources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "draft_sources", b"draft_sources", "statistics", b"statistics", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "process_count", b"process_count", "process_index", b"process_index", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count", "batch_size", b"batch_size", "costs", b"costs", "draft", b"draft", "draft_count", b"draft_count", "draft_sources", b"draft_sources", "drafts", b"drafts", "lane_count", b"lane_count", "live_sequence_count", b"live_sequence_count", "policy", b"policy", "process_count", b"process_count", "process_index", b"process_index", "statistics", b"statistics", "target", b"target", "targets", b"targets", "waiting_sequence_count", b"waiting_sequence_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__draft_count: _TypeAlias = _typing.Literal["draft_count"]  # noqa: Y015
     _WhichOneofArgType__draft_count: _TypeAlias = _typing.Literal["_draft_count", b"_draft_count"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__draft_count) -> _WhichOneofReturnType__draft_count | None: ...
 
 Global___DescribeClusterResponse: _TypeAlias = DescribeClusterResponse  # noqa: Y015
+
+@_typing.final
+class DraftSources(_message.Message):
+    """Names the sources of a coordinator. A request may name others, and is drafted for by these."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sources(self) -> _containers.RepeatedScalarFieldContainer[Global___DraftSource.ValueType]:
+        """Each of them once; none where outputs are decoded plainly."""
+
+    def __init__(
+        self,
+        *,
+        sources: _abc.Iterable[Global___DraftSource.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sources", b"sources"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftSources: _TypeAlias = DraftSources  # noqa: Y015
 
 @_typing.final
 class MeasuredCosts(_message.Message):

@@ -119,6 +119,22 @@ def test_the_request_says_what_the_flags_say_of_drafts(asked: list[GenerationReq
 
 
 @pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--draft-sources", "heads,draft"], "has no heads, so drafts come from draft: the output is the same"),
+        (["--draft-sources", "heads"], "has no heads, so nothing drafts for this: the output is the same"),
+        (["--draft-sources", "suffix,prediction,draft"], None),
+        ([], None),
+    ],
+    ids=["some left", "none left", "all there", "none named"],
+)
+def test_a_source_that_the_coordinator_lacks_is_told(flags: list[str], told: str | None) -> None:
+    result = CliRunner().invoke(app, ["generate", "hello", "--max-new-tokens", "6", *flags])
+    assert result.exit_code == 0, result.exception
+    assert told in result.stderr if told else "the coordinator has no" not in result.stderr
+
+
+@pytest.mark.parametrize(
     ("flag", "text", "form"),
     [
         ("--json-schema", ' {"type": "null"}', ResponseFormat(json_schema=' {"type": "null"}')),

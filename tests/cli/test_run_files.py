@@ -313,6 +313,14 @@ def test_each_line_has_its_own_prediction_and_all_have_the_drafting_of_the_flags
     assert found == {Text("a"): (Text("A"), options), Text("b"): (None, options)}
 
 
+def test_a_run_says_once_which_sources_its_coordinator_lacks(folder: Path) -> None:
+    rows = [{"prompt": "a", "prediction": "A"}, {"prompt": "b", "prediction": "B"}]
+    Path("in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = run(AnsweringClient(sources=(DraftSource.DRAFT,)), "--draft-sources", "prediction,suffix").stderr
+    assert told.count("has no suffix and no prediction, so nothing drafts for this: the output is the same") == 1
+    assert "the coordinator has no" not in run(AnsweringClient(), "--draft-sources", "prediction,suffix").stderr
+
+
 def test_a_run_may_be_resumed_with_other_drafts_for_no_answer_depends_on_them(folder: Path) -> None:
     assert lose_at_d().exit_code != 0
     client = AnsweringClient()

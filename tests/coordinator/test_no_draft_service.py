@@ -10,7 +10,7 @@ from paceline.errors import StartupError
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
 from paceline.process.settings import read_settings
-from paceline.types import GenerationRequest, TokenIds
+from paceline.types import DraftSource, GenerationRequest, TokenIds
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
 
@@ -35,6 +35,7 @@ async def test_a_coordinator_without_a_draft_service_decodes_plainly_and_says_wh
     assert alone.token_ids == whole.token_ids
     assert alone.finish.usage.sources == ()
     assert (described.draft, described.drafts) == (None, ())
+    assert described.sources == (DraftSource.SUFFIX, DraftSource.PREDICTION)
     assert [one["log_level"] for one in logs if "draft service" in one["event"]] == ["info"]
     assert not [one for one in logs if one["log_level"] == "warning"]
 

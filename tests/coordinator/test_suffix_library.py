@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from coordinator.drafting import indexed_text
@@ -15,7 +16,7 @@ from coordinator.drafting.native.library import LIBRARY, Library, find_library
 from paceline.checks import MAX_DRAFT_COUNT
 from paceline.errors import StartupError
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, TokenIds
-from tests.coordinators import collect, dispatching
+from tests.coordinators import collect, dispatching, fake_cluster
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 from tests.tools import built_suffixes
 
@@ -120,3 +121,23 @@ def test_a_guess_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(library, "_Guess", ctypes.c_int64)
     with pytest.raises(AttributeError, match="the library's Guess has 784 bytes, and _Guess 8"):
         Library(ctypes.CDLL(str(LIBRARY)))
+
+
+async def described_sources(heads_count: int = 0, **settings: Any) -> tuple[DraftSource, ...] | None:
+    target = FakeVerifier()
+    target.description = replace(target.description, heads_draft_count=heads_count)
+    async with fake_cluster(FakeDrafter(0.6), target, CollectorRegistry(), **settings) as client:
+        return (await client.describe()).sources
+
+
+async def test_a_coordinator_tells_which_sources_it_has() -> None:
+    draft, suffix, prediction, heads = DraftSource.DRAFT, DraftSource.SUFFIX, DraftSource.PREDICTION, DraftSource.HEADS
+    assert await described_sources() == (draft, suffix, prediction)
+    assert await described_sources(heads_count=3, draft_count="auto") == (draft, suffix, prediction, heads)
+    assert await described_sources(heads_count=3, policy="eqspec") == (draft,)
+    assert await described_sources(heads_count=3, draft_count=0) == ()
+
+
+@pytest.mark.usefixtures("not_compiled")
+async def test_a_coordinator_without_the_library_tells_that_it_has_neither_of_its_sources() -> None:
+    assert await described_sources() == (DraftSource.DRAFT,)

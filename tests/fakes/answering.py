@@ -16,6 +16,7 @@ from paceline.errors import PacelineError, PeerUnavailable
 from paceline.types import (
     ClusterDescription,
     ClusterStatistics,
+    DraftSource,
     FinishReason,
     GenerationFinish,
     GenerationRequest,
@@ -41,6 +42,8 @@ class AnsweringClient:
     """A prompt that is never answered; None for no such prompt."""
     timeout_s: float | None = None
     """Timeout of the last request."""
+    sources: tuple[DraftSource, ...] | None = None
+    """Sources that its coordinator has; None: it does not tell."""
     prompts: list[str] = field(default_factory=list)
     """Prompts in the order of their requests."""
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -49,7 +52,7 @@ class AnsweringClient:
         if self.is_lost:
             raise PeerUnavailable("no coordinator is there")
         target = replace(describe(self.model), identity=ModelIdentity(self.model_digest))
-        return ClusterDescription(target, None, 8, 5, "continuous", 2, 0, 0, ClusterStatistics())
+        return ClusterDescription(target, None, 8, 5, "continuous", 2, 0, 0, ClusterStatistics(), sources=self.sources)
 
     describe_once = describe
 

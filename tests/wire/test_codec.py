@@ -203,6 +203,9 @@ def test_descriptions_survive_the_wire() -> None:
     assert cluster_from_pb(cluster_to_pb(without_draft)) == without_draft
     acceptance = types.AcceptanceCounts(types.DraftSource.DRAFT, "d", (3, 2), (2, 1), 0.5)
     calls = (types.CallCosts("d", 1, 2, 3, 4, 5, 6, 7.5, 8.5, 9.5, 10.5),)
+    for known_sources in ((), (types.DraftSource.DRAFT, types.DraftSource.HEADS)):
+        with_sources = replace(cluster, sources=known_sources)
+        assert cluster_from_pb(cluster_to_pb(with_sources)) == with_sources
     with_costs = replace(cluster, costs=types.MeasuredCosts(calls, (acceptance,)))
     assert cluster_from_pb(cluster_to_pb(with_costs)) == with_costs
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from paceline.cli.connection import Connection, connected, with_connection_flags
+from paceline.cli.connection import Connection, connected, missing_sources, with_connection_flags
 from paceline.cli.options import (
     Chat,
     DraftingFlags,
@@ -139,6 +139,9 @@ async def _run(
     """Answer the lines that have no answer yet, write the output, and return how many failed."""
     async with connected(connection, options, tell=teller(console)) as (client, cluster):
         partial.answered_by(_model_of(cluster.target))
+        has_prediction = any(line.prediction is not None for line in lines)
+        if missing := missing_sources(plan.drafting, cluster, has_prediction=has_prediction):
+            console.print(missing, style="yellow", soft_wrap=True)
         try:
             with progress_bar(console) as progress:
                 run = _Run(plan, client, cluster, partial, progress, len(lines))
