@@ -252,6 +252,7 @@ class Generation:
     def forget_target(self) -> None:
         """Note that the target holds nothing of it, or that it goes to another."""
         self.target_cached_length, self.target_taken_count = 0, None
+        self.heads_draft = None  # another target may have other heads, or none
 
     def commit(
         self,

@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 from coordinator.rounds.scheduler import LOSSES_TO_FAIL
 from coordinator.wiring import Clocks
-from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
+from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable
 from paceline.types import (
     CacheDescription,
     ModelDescription,
     ReplicaState,
+    Verdict,
     Verdicts,
+    VerifyOutcome,
     VerifyRow,
 )
 from tests.coordinators import dispatching
 from tests.fakes.dispatches import output, submit, until, whole
-from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier
+from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, continuation
 
 KILLED = PeerUnavailable("killed")
 
@@ -151,6 +153,45 @@ async def test_a_draining_target_gives_its_generations_to_another_and_is_told_to
         calls = len(leaving.calls)
         assert [await output(one) for one in requests] == [whole((n,)) for n in (5, 6, 7, 8)]
         assert len(leaving.calls) == calls
+
+
+class WithHeads(FakeVerifier):
+    """A target whose heads draft what follows, as many tokens as they are asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.description = replace(self.description, heads_draft_count=3)
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        verdicts = await super().verify(rows, timeout_s)
+        results = [self._drafted(row, one) for row, one in zip(rows, verdicts.results, strict=True)]
+        return replace(verdicts, results=results)
+
+    def _drafted(self, row: VerifyRow, result: VerifyOutcome | PacelineError) -> VerifyOutcome | PacelineError:
+        if not isinstance(result, Verdict):
+            return result
+        prefix = (*self.token_ids[row.sequence_id], result.next_token_id)
+        return replace(result, draft_token_ids=tuple(continuation(prefix, row.propose_count)))
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["drained", "killed"])
+@pytest.mark.parametrize("draft_count", [2, "auto"])
+async def test_a_target_without_heads_goes_on_with_what_one_with_heads_began(
+    draft_count: int | str, *, is_killed: bool
+) -> None:
+    leaving, staying = WithHeads(), FakeVerifier()
+    staying.away = KILLED
+    async with dispatching([], [leaving, staying], draft="none", draft_count=draft_count) as running:
+        request = submit(running, (5,), 60)
+        generation = request.generations[0]
+        await until(lambda: generation.heads_draft is not None and bool(generation.heads_draft.token_ids))
+        staying.away = None
+        await running.targets[1].look()
+        leaving.away = KILLED if is_killed else None
+        leaving.is_draining = not is_killed
+        await running.targets[0].look()
+        assert await output(request) == whole((5,), 60)
+    assert staying.calls
 
 
 async def test_a_draining_target_goes_on_with_what_it_has_while_there_is_no_other() -> None:
