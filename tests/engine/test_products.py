@@ -141,3 +141,31 @@ def test_rows_beside_int8_are_rounded_to_the_dtype_that_the_weight_had() -> None
     )
     assert not torch.equal(in_half(rows), in_full(rows))
     assert torch.equal(in_half(rows), in_full(rows.bfloat16()))
+
+
+class _TimedKernels:
+    """Kernels on a machine whose clock goes on by what a product takes: ten times as long while others disturb it."""
+
+    def __init__(self, seconds: dict[str, float], disturbed: tuple[float, float]) -> None:
+        self.now_s = 0.0
+        self._seconds, self._disturbed = [*seconds.items()], disturbed
+
+    def product_way(self, name: str) -> int | None:
+        return next((place for place, (known, _) in enumerate(self._seconds) if known == name), None)
+
+    def product(self, way: int, *_: object) -> None:
+        began, ended = self._disturbed
+        self.now_s += self._seconds[way][1] * (10 if began <= self.now_s < ended else 1)
+
+
+@pytest.mark.parametrize("began_s", [0.0, 0.0005, 0.001, 0.003])
+def test_a_pause_of_the_machine_changes_no_choice_of_a_way(began_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = _TimedKernels({"dotted": 0.0002, "widened": 0.00015}, (began_s, began_s + 0.012))
+    monkeypatch.setattr("time.perf_counter", lambda: machine.now_s)
+    assert best_way.__wrapped__(machine, torch.bfloat16) == "dotted"
+
+
+def test_a_way_that_is_clearly_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = _TimedKernels({"dotted": 0.0002, "widened": 0.0001}, (0.0, 0.0))
+    monkeypatch.setattr("time.perf_counter", lambda: machine.now_s)
+    assert best_way.__wrapped__(machine, torch.bfloat16) == "widened"
