@@ -35,6 +35,7 @@ from coordinator.rounds.auto_planner import AutoPlanner
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.grouping import Grouping, Groups
+from coordinator.rounds.guarded_planner import GuardedPlanner
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import make_policy
 from coordinator.rounds.pool import GenerationPool
@@ -247,7 +248,7 @@ def _grouping(settings: CoordinatorSettings, target: ModelDescription) -> Groupi
 
 
 def _groups(settings: CoordinatorSettings, target: ModelDescription, size: int, lanes: int) -> Groups:
-    planner = _planner(settings, target, lanes)
+    planner = GuardedPlanner(_planner(settings, target, lanes))
     return Groups(size, planner, DraftWorth(lanes, planner.leeway))
 
 

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 # Without a GPU, Triton's kernels run in its interpreter. Triton asks when it is imported, and libraries may do that.
 os.environ.setdefault("TRITON_INTERPRET", "0" if Path("/dev/nvidiactl").exists() else "1")
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import tests.profiles  # noqa: F401 (loads one)
+from coordinator.rounds.guarded_planner import GuardedPlanner
 from tests.checkpoints import FAMILIES, write_model, write_related_draft
 from tests.clusters import cluster_here
 from tests.heads import write_random_heads
@@ -51,6 +53,18 @@ def one_torch_thread() -> None:
 def heeded_interrupts() -> None:
     """Heed Ctrl-C, which a shell ignores in the background; commands started by tests would inherit that."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def planners_that_fail_fail_tests() -> Iterator[None]:
+    """Let a planner's error fail its round, as if nothing guarded it: it costs speed alone, so no test would see it."""
+
+    def failed(self: GuardedPlanner, words: str, error: Exception) -> NoReturn:
+        raise error
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GuardedPlanner, "failed", failed)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,14 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.door.admission import Admission
+from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.guarded_planner import GuardedPlanner
 from coordinator.rounds.residency import Residency
 from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
@@ -21,6 +25,8 @@ from paceline.types import (
 )
 from tests.coordinators import SERVED, collect, generate_all, make_serving, prompts, scheduling, submit
 from tests.fakes.model_services import VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
+
+FAILED = GuardedPlanner.failed  # which conftest replaces
 
 
 async def test_a_draft_that_fails_costs_no_output() -> None:
@@ -59,6 +65,24 @@ async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() ->
     assert outputs == [continuation(prompt, 20) for prompt in clean]
     assert not verifier.token_ids
     assert [len(call) for call in verifier.calls[:7]] == [6, 1, 1, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("step", ["plan", "observe"])
+async def test_a_planner_that_fails_costs_no_output(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in what was learned from a round failed the round's requests, whose tokens were there already."""
+
+    def fail(*_: object) -> NoReturn:
+        raise IndexError("a place that is not there")
+
+    monkeypatch.setattr(GuardedPlanner, "failed", FAILED)
+    monkeypatch.setattr(FixedPlanner, step, fail)
+    with capture_logs() as logs:
+        async with scheduling(FakeDrafter(0.8), FakeVerifier()) as (admission, scheduler):
+            outputs = await generate_all(admission, scheduler, prompts(8), 30)
+    assert outputs == [continuation(prompt, 30) for prompt in prompts(8)]
+    told = [one for one in logs if one["log_level"] == "error"]
+    assert [one["error_count"] for one in told] == [2**power for power in range(len(told))]
+    assert told and all(isinstance(one["exc_info"], IndexError) for one in told)
 
 
 async def test_an_answer_that_cannot_be_true_is_not_taken_and_asked_for_again() -> None:
