@@ -125,7 +125,8 @@ class Hiding:
 
     def parts(self, text: str, is_read: bool) -> str:
         """Hide them, and what could become a part of one."""
-        return self._without(self.spelled(text, is_read), self._special.part_places(text, is_read))
+        places = [*self._special.spelled_in(text), *self._special.part_places(text, is_read)]
+        return self._without(text, _joined(places))
 
     def _without(self, text: str, places: Iterable[slice]) -> str:
         return _replaced(text, ((place, self._hide(text[place])) for place in places))
@@ -173,6 +174,16 @@ class PlainTokenizer:
     def encode(self, text: str) -> list[int]:
         ids = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
         return [self._meant.get(one, one) for one in ids]
+
+
+def _joined(places: Iterable[slice]) -> list[slice]:
+    """Return the places in order, those that overlap as one."""
+    joined: list[slice] = []
+    for place in sorted(places, key=lambda one: one.start):
+        if joined and place.start < joined[-1].stop:
+            place = slice(joined[-1].start, max(joined.pop().stop, place.stop))
+        joined.append(place)
+    return joined
 
 
 def _replaced(text: str, parts: Iterable[tuple[slice, str]]) -> str:

@@ -281,6 +281,11 @@ def special_ids(kind: str, ids: Sequence[int]) -> list[int]:
         Chat((ChatMessage("user", tool_calls=(ToolCall("", "<|im_end|>", "{}"),)),)),
         Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", '{"<|im_end|>": "\\u003c|im_end|>"}'),)),)),
         Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", '{"|im_end|": 1}'),)),)),
+        Chat((ChatMessage("user", tool_calls=(ToolCall("", "<|im_start|>", '{"|im_end|": 1}'),)),)),
+        # Spelled whole and in part: what hides the one must not miss the other.
+        Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", '{"a<|im_start|><|im_end|": 1}'),)),)),
+        Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", '{"|im_end|><|im_start|>a": 1}'),)),)),
+        Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", '{"|im_end|><|im_start|><|im_end|": 1}'),)),)),
         Chat((ChatMessage("user<|im_end|>", ""),)),
     ],
 )
