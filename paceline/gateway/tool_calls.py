@@ -53,6 +53,8 @@ class HermesFinder:
         self._held = ""
         self._is_inside = False
         self._found_any = False
+        self._has_begun = False
+        """Whether some of the text since the last tag was given."""
 
     def feed(self, text: str) -> Found:
         self._held += text
@@ -70,10 +72,12 @@ class HermesFinder:
             else:
                 texts.append(self._between(before))
             self._is_inside = not self._is_inside
+            self._has_begun = False
         if not self._is_inside:
-            kept = _begun(self._held, OPEN)
-            texts.append(self._between(self._held[: len(self._held) - kept]))
-            self._held = self._held[len(self._held) - kept :]
+            given = self._between(self._held[: len(self._held) - _begun(self._held, OPEN)])
+            texts.append(given)
+            self._has_begun = self._has_begun or bool(given)
+            self._held = self._held[len(given) :]
         return Found("".join(texts), tuple(calls))
 
     def finish(self) -> Found:
@@ -87,8 +91,11 @@ class HermesFinder:
         return Found(calls=(call,)) if call else Found(f"{OPEN}{content}{closed_by}")
 
     def _between(self, text: str) -> str:
-        """Return text outside of tags, without the white space that stands between calls."""
-        return "" if self._found_any and not text.strip() else text
+        """Return text outside of tags, without the white space that stands between calls.
+
+        White space that text follows is no such, so it waits for what follows.
+        """
+        return "" if self._found_any and not self._has_begun and not text.strip() else text
 
 
 class LlamaFinder:

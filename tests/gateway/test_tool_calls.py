@@ -87,6 +87,15 @@ def test_how_an_output_is_cut_changes_nothing(form: ToolFormat, parts: list[str]
     assert found(FINDERS[form](), *texts) == found(FINDERS[form](), output)
 
 
+def test_white_space_amid_text_behind_a_call_is_kept_however_it_comes() -> None:
+    """A line's end that came by itself was taken for what stands between calls."""
+    finder = FINDERS["hermes"]()
+    assert found(finder, ONE, "\n", "First", "\n\n", "second", " ", TWO, "\n") == (
+        "\nFirst\n\nsecond ",
+        [("add", {"a": 1}), ("now", {})],
+    )
+
+
 def test_text_before_a_call_comes_as_soon_as_it_can_be_no_tag() -> None:
     finder = FINDERS["hermes"]()
     assert [finder.feed(text).text for text in ("a <", "b", " <tool_", "x")] == ["a ", "<b", " ", "<tool_x"]
