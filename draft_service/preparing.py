@@ -164,11 +164,16 @@ class Preparing:
             if isinstance(outcome, torch.Tensor)
         ]
         for job, outcome in zip(jobs, outcomes, strict=True):
-            if isinstance(outcome, CacheFull) and self._make_room(job.owner):
+            # Room that was made for one job may have ended what is prepared for another.
+            if isinstance(outcome, CacheFull) and self._lives(job.owner) and self._make_room(job.owner):
                 _take_back(job)
         tokens = self._runner.ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
-        found = [(job.owner.sequence_id, _grown(job, places)) for (job, _), places in zip(made, tokens, strict=True)]
+        living = [(job, places) for (job, _), places in zip(made, tokens, strict=True) if self._lives(job.owner)]
+        found = [(job.owner.sequence_id, _grown(job, places)) for job, places in living]
         return [(sequence_id, drafts) for sequence_id, drafts in found if drafts]
+
+    def _lives(self, owner: _Prepared) -> bool:
+        return self._prepared.get(owner.sequence_id) is owner
 
     def _choosing(self, job: _Job, logits: torch.Tensor) -> Choosing:
         row = job.row
@@ -202,7 +207,7 @@ class Preparing:
                 if job:
                     growing.add(job.row.sequence_id)
                     jobs.append(job)
-        return [job for job in jobs if self._prepared.get(job.owner.sequence_id) is job.owner]
+        return [job for job in jobs if self._lives(job.owner)]
 
     def _job(self, owner: _Prepared, growing: set[str]) -> _Job | None:
         """Return the next job of a sequence; None if no guess is left. The branches `growing` are in use by others."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -250,6 +251,22 @@ def test_a_coordinator_without_room_gets_some_of_what_another_prepared(model: Lo
     prepare(drafter.preparing)
     second.ask(scope="two/")
     assert len(prepare(drafter.preparing)) > 5
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_room_is_made_for_nothing_that_making_room_ended(model: LoadedModel, seed: int) -> None:
+    """Of two coordinators without room each ended what the other had, and a third lack of it found nobody to ask."""
+    options = replace(OPTIONS, kv_memory=str(20 * model.kv_shape.token_bytes), page_tokens=1)
+    drafter, random = Drafter(Runner(model, options)), Random(seed)
+    for scope in ("one/", "two/"):
+        prompt = random.choices(range(10, VOCABULARY_SIZE), k=random.randrange(1, 4))
+        row = ProposeRow("a", 0, tuple(prompt), 3, prepare_count=120)
+        assert isinstance(drafter.propose([row], scope)[0], Proposal)
+    told = prepare(drafter.preparing)
+    assert told
+    drafter.runner.release(["a"], "one/")
+    drafter.runner.release(["a"], "two/")
+    assert not drafter.runner.cache.held_bytes
 
 
 def test_prompts_take_the_room_of_what_is_prepared(model: LoadedModel) -> None:
