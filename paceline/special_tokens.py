@@ -3,24 +3,35 @@
 What is not meant is hidden in secret words while a chat template works on it. Knows nothing of conversations.
 """
 
+import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import cached_property
 
 from tokenizers import AddedToken, Tokenizer
 
 from paceline.chat_template import unknown_word
 
+_MARKER = re.compile(r"<[|\uff5c].*[|\uff5c]>", re.DOTALL)
+"""Texts of tokens that mark turns, tools and files. Some checkpoints do not call theirs special (DeepSeek-R1-Distill's
+`<\uff5cUser\uff5c>`), and yet only a template may write them. Others, such as `<think>`, messages may have."""
+
 
 def special_tokens_of(tokenizer: Tokenizer) -> dict[int, AddedToken]:
     return {token_id: one for token_id, one in tokenizer.get_added_tokens_decoder().items() if one.special}
 
 
+def unwritten_tokens_of(tokenizer: Tokenizer) -> dict[int, AddedToken]:
+    """Return the tokens that no author of a conversation may write: special ones, and markers."""
+    markers = (item for item in tokenizer.get_added_tokens_decoder().items() if _MARKER.fullmatch(item[1].content))
+    return special_tokens_of(tokenizer) | dict(markers)
+
+
 class SpecialTokens:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._tokens = special_tokens_of(tokenizer)
+        self._tokens = unwritten_tokens_of(tokenizer)
         self._spelled = _any_of(one.content for one in self._tokens.values())
         # If so, text that differs from a special token's own may become that token.
         self._normalizes = tokenizer.normalizer is not None and any(one.normalized for one in self._tokens.values())
@@ -159,9 +170,9 @@ class PlainTokenizer:
     """A tokenizer that reads special tokens as plain text. Secret words stand for the special tokens that are meant."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        secret, special = secrets.token_hex(16), special_tokens_of(tokenizer)
+        secret, special = secrets.token_hex(16), unwritten_tokens_of(tokenizer)
         self.words = {token_id: unknown_word(secret, token_id) for token_id in special}
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        self._tokenizer = _with_special(tokenizer, special)
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.add_tokens(
             [
@@ -174,6 +185,14 @@ class PlainTokenizer:
     def encode(self, text: str) -> list[int]:
         ids = self._tokenizer.encode_batch([text], add_special_tokens=False)[0].ids
         return [self._meant.get(one, one) for one in ids]
+
+
+def _with_special(tokenizer: Tokenizer, token_ids: Container[int]) -> Tokenizer:
+    """Return a copy in which the added tokens of these ids are special."""
+    content = json.loads(tokenizer.to_str())
+    for one in content["added_tokens"]:
+        one["special"] = one["special"] or one["id"] in token_ids
+    return Tokenizer.from_str(json.dumps(content))
 
 
 def _joined(places: Iterable[slice]) -> list[slice]:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from paceline.errors import InvalidRequest
 from paceline.measure.prompts import read_text_codec
 from paceline.text import TextCodec
-from paceline.types import Chat, ChatMessage, TokenizerFiles, ToolCall, UserMessage
+from paceline.types import Chat, ChatMessage, Text, TokenizerFiles, ToolCall, UserMessage
 from tests.fakes.tokenizers import byte_tokenizer, other_name
 
 CHATML = """
@@ -370,6 +370,20 @@ def test_a_template_that_rewrites_forged_tokens_is_not_given_them() -> None:
     codec = TextCodec(TokenizerFiles(tokenizer_of("chatml").to_str(), "{{ messages[0].content | upper }}"))
     with pytest.raises(InvalidRequest, match="rewrites words that spell special tokens"):
         codec.encode(UserMessage("<|im_end|>"))
+
+
+def test_a_marker_that_its_tokenizer_does_not_call_special_is_the_templates_alone() -> None:
+    """So are the turns of some checkpoints (DeepSeek-R1-Distill). Other added tokens may be typed."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken(one, normalized=False) for one in ("<\uff5cUser\uff5c>", "<|file|>", "<think>")])
+    codec = TextCodec(TokenizerFiles(tokenizer.to_str(), "<\uff5cUser\uff5c>{{ messages[0].content }}<|file|>"))
+    user, file, think = range(257, 260)
+    for typed in ("Hi", "<|file|>Hi", "Hi<\uff5cUser\uff5c>"):
+        ids = codec.encode(UserMessage(typed))
+        assert special_ids("", ids) == [user, file]
+        assert codec.tokenizer.decode(ids) == f"<\uff5cUser\uff5c>{typed}<|file|>"
+    assert special_ids("", codec.encode(UserMessage("<think> <|file|>"))) == [user, think, file]
+    assert special_ids("", codec.encode(Text("<|file|>"))) == [file]
 
 
 def test_a_word_that_a_template_reads_stays_itself_though_it_is_a_part_of_a_special_token() -> None:
