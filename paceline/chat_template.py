@@ -99,6 +99,13 @@ class Conversation:
         return datetime.fromtimestamp(self.time_s).strftime(form)
 
 
+def is_continued(prompt: Chat | UserMessage) -> bool:
+    """Return whether the last message of a prompt that could be read stays open."""
+    return isinstance(prompt, Chat) and _flag(
+        _object(prompt.template_arguments or "{}", _ARGUMENTS), "continue_final_message", default=False
+    )
+
+
 def character_count(chat: Chat) -> int:
     """Return the characters of a conversation."""
     count = len(chat.template_arguments) + sum(map(len, chat.tools))

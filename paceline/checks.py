@@ -23,6 +23,11 @@ MAX_PROPOSED_COUNT = MAX_DRAFT_COUNT + 1
 MAX_PREPARED_COUNT = 256
 """Most tokens that a draft service prepares for a row."""
 MAX_LOGIT_BIASES = 1024
+MAX_STOP_STRINGS = 16
+MAX_STOP_CHARACTERS = 1024
+"""Most characters of all stop strings of a request together: every output is searched for each string."""
+MAX_STOP_TOKEN_IDS = 1024
+"""Limited because every row of every round carries them."""
 MAX_TOP_LOGPROBS = 20
 MIN_TEMPERATURE = 0.001
 """Least temperature other than 0. Logits divided by less would leave the range of float32."""

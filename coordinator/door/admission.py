@@ -18,9 +18,12 @@ from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.prompt_scores import PromptScores
 from coordinator.requests.stream import Stream
-from paceline.chat_template import LATEST_TIME_S, character_count
+from paceline.chat_template import LATEST_TIME_S, character_count, is_continued
 from paceline.checks import (
     MAX_DRAFT_COUNT,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
     check_min_new_tokens,
     check_sampling,
     check_token_ids,
@@ -42,11 +45,6 @@ from paceline.types import (
     Usage,
 )
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024
-"""Most characters of all stop strings of a request together: every output is searched for each string."""
-MAX_STOP_TOKEN_IDS = 1024
-"""Limited because every row of every round carries them."""
 TAIL_TOKENS = 64
 """Tokens of a prompt of which one has whole characters, if any has; the others are special, or bytes of characters."""
 MAX_ECHOED_TOKENS = 16_384
@@ -293,8 +291,12 @@ class Admission:
 
 
 def _text_before(request: GenerationRequest, prompt: "array[int]") -> Sequence[int]:
-    """Return the last tokens of a prompt that its output goes on with: the answer to a conversation is a new text."""
-    return prompt[-TAIL_TOKENS:] if isinstance(request.prompt, Text | TokenIds) else ()
+    """Return the last tokens of a prompt that its output goes on with: the answer to a conversation is a new text.
+
+    A conversation whose last message is to be continued ends with what it has of the answer.
+    """
+    is_begun = isinstance(request.prompt, Text | TokenIds) or is_continued(request.prompt)
+    return prompt[-TAIL_TOKENS:] if is_begun else ()
 
 
 def now_s() -> int:

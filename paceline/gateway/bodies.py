@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
+from paceline.chat_template import MAX_STRINGS
+from paceline.checks import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
 from paceline.types import SOURCE_NAMES
 
 LARGEST = (1 << 31) - 1
@@ -52,8 +54,12 @@ def _stops(value: object) -> tuple[str, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
-        return (value,)
+        value = [value]
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
+        if len(value) > MAX_STOP_STRINGS or sum(map(len, value)) > MAX_STOP_CHARACTERS:
+            raise ValueError(
+                f"is more than {MAX_STOP_STRINGS} strings or {MAX_STOP_CHARACTERS} characters together; give fewer"
+            )
         return tuple(value)
     raise ValueError("is neither a string nor a list of strings; give one of them")
 
@@ -80,6 +86,8 @@ def _biases(value: object) -> tuple[tuple[int, float], ...]:
         return ()
     if not isinstance(value, dict):
         raise ValueError('is no object; give one of token ids and numbers, such as {"42": -100}')
+    if len(value) > MAX_LOGIT_BIASES:
+        raise ValueError(f"has {len(value)} entries; give {MAX_LOGIT_BIASES} at most")
     for key, bias in value.items():
         if not TOKEN_KEY.fullmatch(key) or int(key) > LARGEST:
             raise ValueError("has a key that is no token id")
@@ -222,7 +230,7 @@ class GenerationBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: list[Count] | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     min_tokens: Count | None = None
     return_token_ids: bool | None = None
     guided_regex: str | None = None
@@ -260,7 +268,7 @@ class GenerationBody(Body):
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_STRINGS)]
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
@@ -280,12 +288,16 @@ class ChatBody(GenerationBody):
     def _parts_come_together(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs; set it to true")
-        names = {one["function"]["name"] for one in self.tools or ()}
+        names = self.tool_names
         if self.tool_choice not in (None, "none", "auto") and not names:
             raise ValueError("tool_choice asks for a call, and there are no tools; give some")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
             raise ValueError("tool_choice names a tool that is not among tools")
         return self
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        return frozenset(one["function"]["name"] for one in self.tools or ())
 
     @property
     def calls_tools(self) -> bool:

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from paceline.gateway.bodies import ChatBody, CompletionBody
 from paceline.gateway.logprobs import chat_logprobs, completion_logprobs
-from paceline.gateway.tool_calls import FINDERS, Found, FoundCall, ToolFormat
+from paceline.gateway.tool_calls import Found, FoundCall, ToolFormat, call_finder
 from paceline.types import FinishReason, GenerationFinish, OutputToken
 
 Json = dict[str, Any]
@@ -38,7 +38,7 @@ class ChatChoice:
         self._index = index
         self._has_logprobs = bool(body.logprobs)
         self._has_ids = bool(body.return_token_ids)
-        self._finder = FINDERS[tool_format]() if body.calls_tools else None
+        self._finder = call_finder(tool_format, body.tool_names) if body.calls_tools else None
         self._is_first = True
         self._call_count = 0
 

@@ -25,6 +25,8 @@ COMPLETION_TOKENS = 16
 """Tokens of a completion whose request sets no limit, as OpenAI's and vLLM's."""
 ROLES = {"developer": "system"}
 """Roles that chat templates know by another name."""
+MAX_REPEATED_CHARACTERS = 8 << 20
+"""Most characters of formats and predictions that are sent once for each prompt of a body, all together."""
 SEED_BITS = 53
 """Of seeds that are drawn here: JavaScript reads larger numbers wrongly."""
 
@@ -39,6 +41,7 @@ def chat_requests(body: ChatBody, tool_format: ToolFormat) -> list[GenerationReq
 
 def completion_requests(body: CompletionBody, tool_format: ToolFormat) -> list[GenerationRequest]:
     request = _request(body, Text(""), tool_format)
+    _check_repeated(request, len(body.prompt))
     limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     request = replace(
         request,
@@ -48,6 +51,22 @@ def completion_requests(body: CompletionBody, tool_format: ToolFormat) -> list[G
         echo_prompt=bool(body.echo),
     )
     return [replace(request, prompt=Text(one) if isinstance(one, str) else TokenIds(one)) for one in body.prompt]
+
+
+def _check_repeated(request: GenerationRequest, prompt_count: int) -> None:
+    """Raise HttpError where a body's other texts become far more than the body by going with each of its prompts."""
+    form, predicted = request.response_format, request.predicted_output
+    lengths = {
+        "response_format": len(form.json_schema + form.regex + form.grammar) if form else 0,
+        "prediction": len(predicted.value) if isinstance(predicted, Text) else 0,
+    }
+    for field, length in lengths.items():
+        if prompt_count > 1 and prompt_count * length > MAX_REPEATED_CHARACTERS:
+            raise invalid(
+                f"{field} has {length} characters and goes with each of {prompt_count} prompts, which may be "
+                f"{MAX_REPEATED_CHARACTERS} together; give it fewer prompts",
+                field,
+            )
 
 
 def _request(body: GenerationBody, prompt: Prompt, tool_format: ToolFormat) -> GenerationRequest:

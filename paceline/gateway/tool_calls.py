@@ -6,7 +6,7 @@ is nothing but `{"name": ..., "parameters": {...}}`.
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -99,9 +99,13 @@ class HermesFinder:
 
 
 class LlamaFinder:
-    """Finds calls in an output that begins as JSON, of which nothing is known before its end."""
+    """Finds calls in an output that begins as JSON, of which nothing is known before its end.
 
-    def __init__(self) -> None:
+    Any answer in JSON may have a name, so an object is a call only if that is the name of a tool.
+    """
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        self._tool_names = tool_names
         self._held = ""
         self._is_text = False
 
@@ -118,7 +122,8 @@ class LlamaFinder:
     def finish(self) -> Found:
         parts = _objects(self._held.strip().removeprefix(PYTHON_TAG))
         calls = tuple(filter(None, (read_call(part, "parameters") for part in parts)))
-        return Found(calls=calls) if calls and len(calls) == len(parts) else Found(self._held)
+        are_calls = calls and len(calls) == len(parts) and all(one.name in self._tool_names for one in calls)
+        return Found(calls=calls) if are_calls else Found(self._held)
 
 
 def _objects(text: str) -> list[str]:
@@ -158,7 +163,8 @@ def _no_number(word: str) -> None:
     raise ValueError(f"{word} is no JSON")
 
 
-FINDERS: dict[ToolFormat, Callable[[], CallFinder]] = {"hermes": HermesFinder, "llama3-json": LlamaFinder}
+def call_finder(form: ToolFormat, tool_names: Collection[str]) -> CallFinder:
+    return HermesFinder() if form == "hermes" else LlamaFinder(tool_names)
 
 
 def forced_calls(form: ToolFormat, tools: Sequence[Json], *, several: bool) -> ResponseFormat:

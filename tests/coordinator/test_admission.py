@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from coordinator.door.admission import Admission
 from coordinator.door.limits import RequestLimits
@@ -14,6 +15,8 @@ from coordinator.requests.generation import Generation
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.text import TextCodec
 from paceline.types import (
+    Chat,
+    ChatMessage,
     DraftingOptions,
     DraftSource,
     GenerationRequest,
@@ -27,7 +30,7 @@ from paceline.types import (
 )
 from tests.coordinators import SERVED
 from tests.fakes.model_services import END_TOKEN_ID, VOCABULARY_SIZE
-from tests.fakes.tokenizers import byte_tokenizer
+from tests.fakes.tokenizers import byte_tokenizer, llama_decoder
 from tests.tools import built_suffixes
 
 
@@ -161,6 +164,21 @@ def test_what_is_resumed_on_another_day_has_the_prompt_that_it_began_with(monkey
     assert codec.tokenizer.decode(before.token_ids[:]).startswith(("1970-01-0", "1969-12-31"))
     assert after.token_ids[:] == [*before.token_ids[:], 7]
     assert admission(served).admit(asked).generations[0].token_ids[:] != before.token_ids[:]
+
+
+@pytest.mark.parametrize("is_continued", [False, True])
+def test_an_answer_that_is_continued_goes_on_with_the_space_of_its_next_word(is_continued: bool) -> None:
+    """Decoders of Llama 2's kind leave a text's first space out: a continued message is no new text."""
+    words = Tokenizer(models.BPE({"▁": 0, "a": 1, "▁b": 2}, []))
+    words.normalizer = normalizers.Replace(" ", "▁")
+    words.decoder = llama_decoder(decoders.Strip(" ", 1, 0))
+    words.add_special_tokens(["<s>"])
+    served = Served(SERVED.target, TextCodec(TokenizerFiles(words.to_str(), "{{ messages[0].content }}<s>")))
+    arguments = f'{{"continue_final_message": {str(is_continued).lower()}}}'
+    asked = GenerationRequest(Chat((ChatMessage("assistant", "a"),), template_arguments=arguments))
+    (generation,) = admission(served).admit(asked).generations
+    text = "".join(one.text for one in generation.output.extend([2, 1], 0))
+    assert text.rstrip() == (" ba" if is_continued else "ba")
 
 
 class UntouchedCodec(TextCodec):

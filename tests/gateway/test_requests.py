@@ -44,6 +44,30 @@ def refused(**asked: Any) -> HttpError:
     return found.value
 
 
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"logit_bias": {str(one): 1 for one in range(1025)}}, "logit_bias"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": "a" * 1025}, "stop"),
+        ({"messages": [HI] * 65_537}, "messages"),
+    ],
+)
+def test_what_no_coordinator_takes_is_refused_before_it_is_converted(asked: dict[str, Any], param: str) -> None:
+    """Conversion of a few megabytes of it held the gateway up for seconds."""
+    assert refused(**asked).param == param
+
+
+def test_a_long_format_does_not_go_with_many_prompts() -> None:
+    """A body of eight megabytes became two gigabytes of messages."""
+    long, prompts = "a" * 100_000, ["hi"] * 100
+    assert refused(prompt=prompts, guided_regex=long).param == "response_format"
+    assert refused(prompt=prompts, prediction={"type": "content", "content": long}).param == "prediction"
+    assert len(completions(prompt=prompts, guided_regex="a" * 10_000)) == 100
+    assert len(completions(prompt="hi", guided_regex=long)) == 1
+
+
 def test_fields_of_sampling_arrive() -> None:
     sampling = {
         "temperature": 0.5,

@@ -1,14 +1,14 @@
 """Calls of tools are found in any cutting of an output, what is none stays text, and forced outputs are calls."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from paceline.gateway.tool_calls import FINDERS, CallFinder, ToolFormat, forced_calls
+from paceline.gateway.tool_calls import CallFinder, ToolFormat, call_finder, forced_calls
 from paceline.types import ResponseFormat
 
 ADD = {
@@ -26,6 +26,7 @@ ADD = {
 }
 NOW = {"type": "function", "function": {"name": "now"}}
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+NAMES = ("add", "now")
 TWO = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 
 
@@ -53,7 +54,7 @@ def found(finder: CallFinder, *texts: str) -> tuple[str, list[tuple[str, Any]]]:
     ],
 )
 def test_hermes_calls_are_parted_from_text(output: str, text: str, calls: list[Any]) -> None:
-    assert found(FINDERS["hermes"](), output) == (text, calls)
+    assert found(call_finder("hermes", NAMES), output) == (text, calls)
 
 
 @pytest.mark.parametrize(
@@ -63,6 +64,8 @@ def test_hermes_calls_are_parted_from_text(output: str, text: str, calls: list[A
         ('{"name": "add", "parameters": {"a": 1}}', "", [("add", {"a": 1})]),
         (' <|python_tag|>{"name": "now", "parameters": {}}; {"name": "now"}', "", [("now", {}), ("now", {})]),
         ('{"answer": 42}', '{"answer": 42}', []),
+        ('{"name": "Ann", "age": 30}', '{"name": "Ann", "age": 30}', []),
+        ('{"name": "now"}; {"name": "Ann"}', '{"name": "now"}; {"name": "Ann"}', []),
         ('{"name": "add", "parameters": {"a": 1}', '{"name": "add", "parameters": {"a": 1}', []),
         ('{"name": "now"} and text', '{"name": "now"} and text', []),
         ("<|pyt", "<|pyt", []),
@@ -70,11 +73,11 @@ def test_hermes_calls_are_parted_from_text(output: str, text: str, calls: list[A
     ],
 )
 def test_calls_of_llama_are_whole_outputs(output: str, text: str, calls: list[Any]) -> None:
-    assert found(FINDERS["llama3-json"](), output) == (text, calls)
+    assert found(call_finder("llama3-json", NAMES), output) == (text, calls)
 
 
 @given(
-    st.sampled_from(sorted(FINDERS)),
+    st.sampled_from(get_args(ToolFormat)),
     st.lists(
         st.sampled_from([ONE, TWO, " ", "\n", "text", "<", "<tool_call>", "</tool_call>", '{"name": "now"}', ";"])
     ),
@@ -84,12 +87,12 @@ def test_how_an_output_is_cut_changes_nothing(form: ToolFormat, parts: list[str]
     output = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=6)))
     texts = [output[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
-    assert found(FINDERS[form](), *texts) == found(FINDERS[form](), output)
+    assert found(call_finder(form, NAMES), *texts) == found(call_finder(form, NAMES), output)
 
 
 def test_white_space_amid_text_behind_a_call_is_kept_however_it_comes() -> None:
     """A line's end that came by itself was taken for what stands between calls."""
-    finder = FINDERS["hermes"]()
+    finder = call_finder("hermes", NAMES)
     assert found(finder, ONE, "\n", "First", "\n\n", "second", " ", TWO, "\n") == (
         "\nFirst\n\nsecond ",
         [("add", {"a": 1}), ("now", {})],
@@ -97,7 +100,7 @@ def test_white_space_amid_text_behind_a_call_is_kept_however_it_comes() -> None:
 
 
 def test_text_before_a_call_comes_as_soon_as_it_can_be_no_tag() -> None:
-    finder = FINDERS["hermes"]()
+    finder = call_finder("hermes", NAMES)
     assert [finder.feed(text).text for text in ("a <", "b", " <tool_", "x")] == ["a ", "<b", " ", "<tool_x"]
 
 
@@ -117,7 +120,7 @@ def test_forced_hermes_calls_follow_their_tools() -> None:
     assert allows(form, f"{ONE}\n{ONE}") and not allows(single, f"{ONE}\n{ONE}")
     assert not allows(form, "text") and not allows(form, ONE.replace("1", '"one"'))
     assert not allows(form, ONE.replace("add", "sub"))
-    assert found(FINDERS["hermes"](), f"{ONE}\n{ONE}")[1] == [("add", {"a": 1})] * 2
+    assert found(call_finder("hermes", NAMES), f"{ONE}\n{ONE}")[1] == [("add", {"a": 1})] * 2
 
 
 def test_forced_calls_of_llama_follow_their_tools() -> None:
