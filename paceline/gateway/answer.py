@@ -4,7 +4,7 @@ import json
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic
 
@@ -17,6 +17,8 @@ from paceline.types import FinishReason, GenerationFinish, OutputPiece, OutputTo
 Json = dict[str, Any]
 # Made once: `json.dumps` would make an encoder for every chunk.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+LONG_PROMPT_TOKENS = 1024
+"""Tokens of prompts in an answer from which on a thread writes it: with log-probabilities each takes 15 us."""
 
 
 class Answer(Generic[BodyT]):
@@ -56,16 +58,16 @@ class StreamedAnswer(Answer[BodyT]):
     _start: str | None = None
     """JSON of what every chunk begins with; None before the first chunk."""
 
-    def write(self, prompt_index: int, piece: OutputPiece) -> bytes:
-        """Return the events for a piece; none where there is nothing to show."""
+    def write(self, prompt_index: int, piece: OutputPiece) -> Iterator[bytes]:
+        """Yield the events for a piece: of a prompt one for each of its outputs, then one for the rest."""
         if self._start is None:
             self._start = _encode(self._head(self._api.chunk_object))[:-1]
         piece = self._own(piece)
         self.account.add(prompt_index, piece)
-        choices = self._prompt_choices(prompt_index, piece)
+        for prompt in self._prompt_choices(prompt_index, piece):
+            yield self._event([prompt], {}, None)
         choice = self._choices[self._index(prompt_index, piece.completion_index)].write(piece.tokens, piece.finish)
-        if choice:
-            choices.append(choice)
+        choices = [choice] if choice else []
         ends, usage_last = self.account.is_whole, self._body.includes_usage
         told = told_of_piece(piece) if self._body.tells and piece.tokens else {}
         if ends and not usage_last:
@@ -73,17 +75,17 @@ class StreamedAnswer(Answer[BodyT]):
         events = self._event(choices, told, None) if choices or told else b""
         if ends and usage_last:
             events += self._event([], self.account.told(self._trace_id), self.account.usage())
-        return events + DONE if ends else events
+        if events or ends:
+            yield events + DONE if ends else events
 
-    def _prompt_choices(self, prompt_index: int, piece: OutputPiece) -> list[Json]:
-        """Return choices with the prompt, which comes once, for each of its outputs."""
+    def _prompt_choices(self, prompt_index: int, piece: OutputPiece) -> Iterator[Json]:
+        """Yield choices with the prompt, which comes once, for each of its outputs."""
         if not piece.prompt_tokens:
-            return []
+            return
         first = self._index(prompt_index, 0)
-        written = (
-            one.write((), None, piece.prompt_tokens) for one in self._choices[first : first + self._output_count]
-        )
-        return [one for one in written if one]
+        for one in self._choices[first : first + self._output_count]:
+            if written := one.write((), None, piece.prompt_tokens):
+                yield written
 
     def _event(self, choices: list[Json], told: Json, usage: Json | None) -> bytes:
         rest: Json = {"choices": choices}
@@ -117,13 +119,17 @@ class WholeAnswer(Answer[BodyT]):
         output.tokens += piece.tokens
         output.finish = output.finish or piece.finish
 
+    @property
+    def is_long(self) -> bool:
+        """Whether writing it takes so long that others should not wait for it."""
+        return self._output_count * sum(map(len, self._prompts.values())) > LONG_PROMPT_TOKENS
+
     def body(self) -> bytes:
-        whole = self._head(self._api.whole_object) | {
-            "choices": [self._whole_choice(index) for index in range(len(self._choices))],
-            "usage": self.account.usage(),
-            "paceline": self.account.told(self._trace_id),
-        }
-        return _encode(whole).encode()
+        """Return the JSON, of which each choice is made by itself: a thread makes way for others between two."""
+        choices = b",".join(_encode(self._whole_choice(index)).encode() for index in range(len(self._choices)))
+        head = _encode(self._head(self._api.whole_object))[:-1]
+        rest = _encode({"usage": self.account.usage(), "paceline": self.account.told(self._trace_id)})[1:]
+        return b"".join((f'{head},"choices":['.encode(), choices, f"],{rest}".encode()))
 
     def _whole_choice(self, index: int) -> Json:
         output = self._outputs[index]

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.client import NO_HEADERS
-from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
+from paceline.gateway.answer import LONG_PROMPT_TOKENS, Answer, StreamedAnswer, WholeAnswer
 from paceline.gateway.apis import COMPLETION, Api, BodyT
 from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
 from paceline.gateway.generating import Deliver, Generator, generate_all, unless_client_leaves
@@ -124,10 +124,17 @@ class _Call(Generic[BodyT]):
 
     async def _streamed(self, answer: StreamedAnswer[BodyT], requests: list[GenerationRequest]) -> None:
         self.answer = answer
+        turn = asyncio.Lock()  # the last event is that of the last piece
 
         async def deliver(prompt_index: int, piece: OutputPiece) -> None:
             self._record.note_tokens(len(piece.tokens))
-            await self._events.send(answer.write(prompt_index, piece))
+            async with turn:
+                events = answer.write(prompt_index, piece)
+                if len(piece.prompt_tokens) <= LONG_PROMPT_TOKENS:
+                    await self._events.send(b"".join(events))
+                    return
+                while written := await asyncio.to_thread(next, events, b""):
+                    await self._events.send(written)
 
         await self._generate(requests, deliver, answer)
         await self._events.end()
@@ -140,7 +147,8 @@ class _Call(Generic[BodyT]):
             answer.add(prompt_index, piece)
 
         await self._generate(requests, deliver, answer)
-        response = Response(answer.body(), media_type="application/json")
+        content = await asyncio.to_thread(answer.body) if answer.is_long else answer.body()
+        response = Response(content, media_type="application/json")
         await response(self.request.scope, self.request.receive, self._send)
 
     async def _generate(self, requests: list[GenerationRequest], deliver: Deliver, answer: Answer[BodyT]) -> None:

@@ -1,12 +1,15 @@
 """The forms of answers: what OpenAI's clients find where, streamed or not."""
 
 import json
+import threading
 from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
 
+from paceline.gateway.answer import LONG_PROMPT_TOKENS
+from paceline.gateway.choices import CompletionChoice
 from paceline.types import (
     DraftSource,
     FinishReason,
@@ -138,6 +141,35 @@ async def test_an_echoed_prompt_stands_before_the_output_with_its_log_probabilit
     assert lists["text_offset"] == [0, 2, 3]
     assert lists["token_logprobs"] == [None, -0.5, -0.5]
     assert lists["top_logprobs"] == [None, {"é": -0.5, "bytes:\\xc3": -9999.0}, {"é": -0.5, "bytes:\\xc3": -9999.0}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_long_echoed_prompts_are_written_beside_the_event_loop(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody waited while a prompt with its log-probabilities was written once for each output."""
+    threads: set[threading.Thread] = set()
+
+    write = CompletionChoice.write
+
+    def noted(self: CompletionChoice, *written: Any) -> Json | None:
+        if written[2:] and len(written[2]) > LONG_PROMPT_TOKENS:
+            threads.add(threading.current_thread())
+        return write(self, *written)
+
+    monkeypatch.setattr(CompletionChoice, "write", noted)
+    echoed = OutputPiece((), prompt_tokens=(UNSCORED, *[SCORED] * LONG_PROMPT_TOKENS))
+    async with scripted_door(ScriptedGenerator([echoed, ONE_SCORED])) as door:
+        response = await door.complete(prompt=["x", "y", "z"], echo=True, logprobs=1, max_tokens=1, stream=stream)
+    answers = events(response) if stream else [response.json()]
+    assert response.text.count("[DONE]") == stream
+    texts, places = ["", "", ""], [0, 0, 0]
+    for choice in (one for answer in answers for one in answer["choices"]):
+        texts[choice["index"]] += choice["text"]
+        places[choice["index"]] += len(choice["logprobs"]["tokens"])
+    assert texts == ["Hi" + "é" * (LONG_PROMPT_TOKENS + 1)] * 3
+    assert places == [LONG_PROMPT_TOKENS + 2] * 3
+    assert threads and threading.current_thread() not in threads
 
 
 async def test_the_prompt_alone_is_no_output() -> None:
