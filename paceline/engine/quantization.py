@@ -66,6 +66,6 @@ def rounded_rows(rows: torch.Tensor) -> torch.Tensor:
 
 def _quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = weight.abs().amax(dim=1)
-    # A column of zeros may have any scale but 0.
-    scales = torch.where(largest > 0, largest / LARGEST, 1.0)
+    # A column of zeros may have any scale but 0. One with what is no number keeps that, for the check at load to find.
+    scales = torch.where(largest == 0, 1.0, largest / LARGEST)
     return (weight / scales[:, None]).round_().to(torch.int8), scales

@@ -1,5 +1,6 @@
 """The loader's refusals and their words."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3Config, PreTrainedConfig
+from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 
 from paceline.builtin import HEADS, resolve_heads
 from paceline.engine import self_check
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
+from paceline.engine.model.checkpoint import open_checkpoint
 from paceline.errors import ModelNotUsable, StartupError
 from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, halve
 from tests.conftest import PairOfCheckpoints
@@ -65,6 +68,30 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callab
         load_model(str(checkpoint))
     assert words in refusal.value.message
     assert str(checkpoint) in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]), "reads more than text (Gemma3Config has"),
+        (
+            Llama4TextConfig(
+                architectures=["Llama4ForCausalLM"],
+                num_hidden_layers=1,
+                layer_types=["full_attention"],
+                attn_temperature_tuning=True,
+            ),
+            "attn_temperature_tuning is set",
+        ),
+    ],
+)
+def test_a_kind_that_only_its_configuration_tells_is_refused(
+    config: PreTrainedConfig, words: str, tmp_path: Path
+) -> None:
+    """The first was an AttributeError; the second one's logits were wrong beyond a length."""
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelNotUsable, match=re.escape(words)):
+        open_checkpoint(str(tmp_path))
 
 
 def test_an_unknown_built_in_name_lists_the_known_ones() -> None:

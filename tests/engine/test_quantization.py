@@ -1,5 +1,6 @@
 """Weight-only int8: what a weight becomes, and that a model with such weights runs as Hugging Face's with the same."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from paceline.engine import backend
 from paceline.engine.loading import load_model
@@ -21,7 +23,7 @@ from paceline.engine.placing import PackedRow
 from paceline.engine.quantization import LARGEST, Quantization, QuantizedWeight
 from paceline.engine.runner import Runner
 from paceline.engine.self_check import TOLERANCES, own_logits
-from paceline.errors import StartupError
+from paceline.errors import ModelNotUsable, StartupError
 from paceline.measure.peers.reference import HuggingFaceReference
 from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, requests
@@ -75,6 +77,19 @@ def test_the_check_at_load_knows_the_quantised_weights(pairs: dict[str, PairOfCh
     off = max(float((a - b).abs().max() / a.abs().max()) for a, b in zip(before, own_logits(module), strict=True))
     assert off > 2 * TOLERANCES[torch.float32]
     assert load_model(str(pairs["Llama"].target), quantization="int8").description.quantization == "int8"
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_found_though_int8_has_none(
+    number: float, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """A column with one was rounded to zeros, by the model and by what the check compares it with."""
+    folder = Path(shutil.copytree(pairs["Llama"].target, tmp_path / "broken"))
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.down_proj.weight"][5, 3] = number
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelNotUsable):
+        load_model(str(folder), quantization="int8")
 
 
 TOKENS, DRAFTS = tuple(range(20, 60)), 30

@@ -116,7 +116,17 @@ def _read_config(model: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # config validation raises many kinds
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
-    # Read from the configuration and not the file, which may leave out a default: 4,096 tokens for Mistral.
+    _check_kind(model, config)
+    return config
+
+
+def _check_kind(model: str, config: Any) -> None:
+    """Refuse what is read from the configuration and not the file, which may leave out a default (Mistral's window)."""
+    if config.get_text_config() is not config:
+        raise ModelNotUsable(
+            f"model {model!r} reads more than text ({type(config).__name__} has a model of text inside); give a "
+            "checkpoint of the text model alone"
+        )
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True):
         raise ModelNotUsable(
@@ -125,7 +135,9 @@ def _read_config(model: str, folder: Path) -> Any:
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
         raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
-    return config
+    if getattr(config, "attn_temperature_tuning", None):
+        # transformers takes the place in a pass for the position, where rows are packed.
+        raise ModelNotUsable(f"model {model!r} scales queries by position (attn_temperature_tuning is set)")
 
 
 def max_length_of(config: Any) -> int:
