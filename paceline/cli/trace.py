@@ -13,6 +13,7 @@ from paceline.observe.report.analysis import RequestTrace, requests_of, summariz
 from paceline.observe.report.perfetto import write_perfetto
 from paceline.observe.report.receiver import running_receiver
 from paceline.observe.report.rendering import LEAST_WIDTH, hop_table, source_table, waterfall
+from paceline.security.channels import LARGEST_PORT
 from paceline.wire import termination
 
 
@@ -39,7 +40,7 @@ def command(
 
 async def _receive(listen: str) -> list[SpanRecord]:
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or int(port) > LARGEST_PORT:
         raise typer.BadParameter(f"{listen} is not HOST:PORT, such as 127.0.0.1:4317", param_hint="--listen")
     async with running_receiver(host, int(port)) as receiver:
         print(f"receiving spans at {receiver.address}; Ctrl-C shows them", flush=True)
@@ -52,6 +53,8 @@ def report(console: Console, spans: list[SpanRecord], request: str | None, perfe
 
     Raise InvalidRequest when there is no such request, or none at all.
     """
+    # A file may be named twice, and a span may be sent again.
+    spans = list({(one.trace_id, one.span_id): one for one in spans}.values())
     requests = requests_of(spans)
     console.width = max(console.width, LEAST_WIDTH)
     console.print(waterfall(_chosen(requests, request), console.width))

@@ -66,6 +66,9 @@ def to_line(span: SpanRecord) -> str:
 
 def from_line(line: str) -> SpanRecord:
     fields = json.loads(line)
+    for name in ("start_ns", "end_ns"):
+        if type(fields[name]) is not int:
+            raise ValueError(f"{name} is {fields[name]!r} and no whole number")
     links = tuple(LinkRecord(*link) for link in fields["links"])
     events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
     return SpanRecord(**fields | {"links": links, "events": events})

@@ -37,6 +37,7 @@ class ChannelSecurity:
 
 
 LONGEST_LABEL = 63
+LARGEST_PORT = 65_535
 """Characters of a part of a name, as DNS has it."""
 LOCAL = ChannelSecurity()
 """Plaintext to this machine only."""
@@ -71,8 +72,11 @@ def channel_security(
 
 def _check_host_and_port(address: str) -> None:
     """Raise StartupError for a host that libraries cannot look up: they fail by errors that are none of the network."""
-    if not address.rpartition(":")[2].isdecimal():
+    port = address.rpartition(":")[2]
+    if not port.isdecimal():
         raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
+    if int(port) > LARGEST_PORT:
+        raise StartupError(f"{address!r} has a port beyond {LARGEST_PORT}; correct it")
     if not all(0 < len(label) <= LONGEST_LABEL for label in host_of(address).removesuffix(".").split(".")):
         raise StartupError(
             f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters; correct it"

@@ -99,6 +99,8 @@ def read_trace(path: Path) -> list[PlannedRequest]:
     return sorted(found, key=lambda one: one.at_s)
 
 
+LONGEST_S = 1e7
+"""Seconds that a simulation may take, 116 days: a clock that shows many more loses its smallest steps."""
 _FIELDS = ("arrival_s", "prompt_tokens", "max_tokens")
 
 
@@ -108,8 +110,8 @@ def _planned(place: str, line: str) -> PlannedRequest:
         at_s, prompt_count, output_count = (values[name] for name in _FIELDS)
     except (ValueError, TypeError, KeyError) as error:
         raise StartupError(f"{place} is no request; give a JSON object with {', '.join(_FIELDS)}") from error
-    if not (isinstance(at_s, int | float) and at_s >= 0):
-        raise StartupError(f"{place}: arrival_s is {at_s!r}; give seconds since the start")
+    if not (isinstance(at_s, int | float) and 0 <= at_s <= LONGEST_S):
+        raise StartupError(f"{place}: arrival_s is {at_s!r}; give seconds since the start, up to {LONGEST_S:.0f}")
     for name, count in (("prompt_tokens", prompt_count), ("max_tokens", output_count)):
         if not (isinstance(count, int) and count >= 1):
             raise StartupError(f"{place}: {name} is {count!r}; give a whole number of at least 1")

@@ -219,6 +219,23 @@ def test_what_is_of_another_run_is_not_gone_on_with(folder: Path) -> None:
     assert PARTIAL.read_text() == "notes of a user\n"
 
 
+def test_lines_that_no_run_wrote_count_for_nothing(folder: Path) -> None:
+    """They ended a resumed run by a traceback, once all its prompts were answered."""
+    lose_at_d()
+    with PARTIAL.open("a") as partial:
+        partial.write('{"line": "x"}\n{"line": 4}\n{"line": [1], "output": {}}\n')
+    client = AnsweringClient()
+    assert run(client, "--resume").exit_code == 0
+    assert client.prompts == ["d"]
+    assert len(outputs()) == len(PROMPTS)
+
+
+def test_a_run_that_was_killed_before_it_wrote_anything_begins_anew(folder: Path) -> None:
+    PARTIAL.write_bytes(b"")
+    assert run(AnsweringClient(), "--resume").exit_code == 0
+    assert len(outputs()) == len(PROMPTS)
+
+
 def test_a_model_is_the_one_that_a_run_was_begun_with_by_its_digest_whatever_its_name(folder: Path) -> None:
     """Review C1: other weights under the same name counted as the same model."""
     lose_at_d(AnsweringClient(model_digest="1" * 64))

@@ -89,6 +89,14 @@ def test_an_address_without_a_port_is_named(address: str) -> None:
     assert "has no port" in result.exception.message
 
 
+def test_a_port_that_no_machine_has_is_named() -> None:
+    """It was a traceback, and of a gateway the port that is left of it in sixteen bits."""
+    with pytest.raises(StartupError, match="has a port beyond 65535; correct it"):
+        LOCAL.check("127.0.0.1:99999")
+    result = CliRunner().invoke(app, ["trace", "--listen", "127.0.0.1:70000"])
+    assert result.exit_code == 2
+
+
 @pytest.mark.parametrize("host", ["foo..bar", ".test", "a" * 64, "b." + "a" * 64 + ".test"])
 async def test_a_host_that_no_name_server_could_know_is_named(host: str) -> None:
     """Looked up, it fails by an error of no network: a traceback, and the end of a coordinator's process."""

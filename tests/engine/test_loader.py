@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Gemma3Config, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 
 from paceline.builtin import HEADS, resolve_heads

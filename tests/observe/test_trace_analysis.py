@@ -1,6 +1,7 @@
 """From spans to hops: sums, tables, the verdict, the waterfall and the Chrome trace."""
 
 import json
+import re
 from collections import defaultdict
 from dataclasses import replace
 from io import StringIO
@@ -230,7 +231,15 @@ def test_a_line_cut_short_by_a_kill_is_passed_over_and_a_wrong_one_named(tmp_pat
     path = tmp_path / "spans.jsonl"
     path.write_text("".join(to_line(one) + "\n" for one in spans) + to_line(spans[0])[:30])
     assert read_spans([str(path)]) == spans
-    for wrong in ("{", "[1]", "{}", '{"links": 3}'):
+    untimed = to_line(replace(spans[0], start_ns="a"))  # type: ignore[arg-type]
+    for wrong in (
+        "{",
+        "[1]",
+        "{}",
+        '{"links": 3}',
+        untimed,
+        re.sub(r'"end_ns":\d+', '"end_ns":1e400', to_line(spans[0])),
+    ):
         path.write_text(f"{to_line(spans[0])}\n{wrong}\n")
         with pytest.raises(InvalidRequest, match="line 2 of .*spans.jsonl"):
             read_spans([str(path)])
@@ -251,6 +260,8 @@ def test_the_command_shows_the_slowest_request_the_table_and_the_verdict_and_wri
     perfetto = tmp_path / "perfetto.json"
     result = CliRunner().invoke(app, ["trace", str(tmp_path / "*.jsonl"), "--perfetto", str(perfetto)])
     assert result.exit_code == 0
+    twice = CliRunner().invoke(app, ["trace", str(tmp_path), str(tmp_path / "*.jsonl")])
+    assert twice.stdout == CliRunner().invoke(app, ["trace", str(tmp_path)]).stdout, "files may be named twice"
     assert f"request {2:032x}" in result.stdout
     assert "2 requests, 6 rounds" in result.stdout
     assert "Fix verify execute first" in result.stdout

@@ -43,6 +43,8 @@ def test_a_trace_is_read_in_the_order_of_its_arrivals(tmp_path: Path) -> None:
         ("[1]", ":1 is no request"),
         ('{"arrival_s": 1}', ":1 is no request"),
         ('{"arrival_s": -1, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is -1"),
+        ('{"arrival_s": 1795711418.5, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is 1795711418.5"),
+        ('{"arrival_s": 1e400, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is inf"),
         ('{"arrival_s": 1, "prompt_tokens": 0, "max_tokens": 6}', "prompt_tokens is 0"),
         ("", "has no requests"),
     ],

@@ -83,7 +83,13 @@ class PartialOutputs:
     def _read(self) -> None:
         file = self.path.open("r+b")
         self._take(file)
-        first = _parsed(file.readline()).get(RUN)
+        begun = file.readline()
+        if not begun:  # the interruption came before anything was written
+            file.close()
+            self._file = None
+            self.path.unlink()
+            return
+        first = _parsed(begun).get(RUN)
         if not isinstance(first, dict):
             raise InvalidRequest(
                 f"{self.path} is not what an interrupted `paceline run` leaves; move it away", field="resume"
@@ -96,7 +102,7 @@ class PartialOutputs:
                 file.truncate(place)  # the interruption cut this line short
                 break
             row = _parsed(line)
-            if "line" in row:
+            if type(row.get("line")) is int and "output" in row:
                 self._places[row["line"]] = place
             place += len(line)
 
