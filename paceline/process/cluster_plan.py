@@ -98,9 +98,19 @@ class ClusterPlan:
 
     @property
     def listens(self) -> list[Listening]:
-        """The addresses on which the services listen."""
-        services = (self.coordinator, self.draft, self.target, self.gateway)
-        return [one for service in services if service for one in service.settings.listens]
+        """The addresses on which the services listen, by the flags of a cluster."""
+        services = {
+            "--coordinator-port": self.coordinator,
+            "--draft-port": self.draft,
+            "--target-port": self.target,
+            "--http": self.gateway,
+        }
+        return [
+            one._replace(flag=flag) if one.flag == "--port" else one
+            for flag, service in services.items()
+            if service
+            for one in service.settings.listens
+        ]
 
 
 def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE) -> ClusterPlan:

@@ -80,7 +80,7 @@ def test_without_a_draft_service_the_target_has_every_core_and_the_coordinator_m
     assert plan.draft is None
     assert (plan.coordinator.settings.draft, plan.coordinator.settings.draft_addresses) == ("none", [])
     assert (plan.target.settings.threads, plan.target.settings.threads_beside_draft) == (8, 8)
-    assert plan.listens == [*plan.coordinator.settings.listens, *plan.target.settings.listens]
+    assert [one.flag for one in plan.listens if one.flag != "--metrics-port"] == ["--coordinator-port", "--target-port"]
 
 
 def test_recent_outputs_of_others_are_shared_only_where_that_is_asked_for() -> None:
@@ -192,14 +192,14 @@ async def test_a_port_that_is_taken_or_asked_for_twice_is_refused_before_any_ser
     monkeypatch.setattr(asyncio, "create_subprocess_exec", _never)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+        with pytest.raises(AddressInUse, match=f"cannot listen on 127.0.0.1:{port}.*another --coordinator-port"):
             async with running_cluster(ClusterOptions(coordinator_port=port)):
                 pass
         with pytest.raises(AddressInUse, match="choose another --health-port"):
             check_ports_free(TargetSettings(health_port=port).listens)
     # Free again: the check held nothing.
     check_ports_free([Listening("--port", "127.0.0.1", port)])
-    with pytest.raises(AddressInUse):
+    with pytest.raises(AddressInUse, match="another --target-port"):
         async with running_cluster(replace(ClusterOptions(), draft_port=port, target_port=port)):
             pass
 
