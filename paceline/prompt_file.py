@@ -34,7 +34,7 @@ def read_lines(path: Path) -> list[InputLine]:
     Raise InvalidRequest when the file cannot be read or holds no line.
     """
     try:
-        text = (sys.stdin.buffer.read() if path == STDIN else path.read_bytes()).decode("utf-8-sig")
+        text = sys.stdin.buffer.read().decode("utf-8-sig") if path == STDIN else path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"--input {path} cannot be read: {error}", field="input") from error
     # `splitlines` would also split at U+2028 and its like, which JSON strings may hold unescaped.

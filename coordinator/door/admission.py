@@ -96,7 +96,10 @@ class Admission:
         left = [one for one in received if not one.ended]
         admitted = _without_generations(request, prompt, len(left), prompt_time_s)
         guessers = self._guessers_of(request, prompt, predicted)
-        admitted.generations = [self._generation(request, prompt, guessers(), rules, admitted, one) for one in left]
+        before = _text_before(request, prompt)
+        admitted.generations = [
+            self._generation(request, prompt, guessers(), rules, admitted, one, before) for one in left
+        ]
         if request.echo_prompt:
             self._echo(prompt, admitted)
         return admitted
@@ -125,13 +128,14 @@ class Admission:
         rules: StopRules,
         admitted: Request,
         received: ReceivedOutput,
+        before: Sequence[int],
     ) -> Generation:
         own_seed = completion_seed(admitted.seed, received.completion_index)
         generation = Generation(
             # 128 random bits: ids of several coordinators differ, and one id tells nothing about others.
             sequence_id=secrets.token_hex(16),
             token_ids=CommittedTokens(prompt),
-            output=Output(rules, self._decoder, omits_text=request.omit_text, after=_text_before(request, prompt)),
+            output=Output(rules, self._decoder, omits_text=request.omit_text, after=before),
             max_draft_count=self._max_draft_count(request),
             usage=Usage(prompt_count=len(prompt)),
             request=admitted,

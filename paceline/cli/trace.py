@@ -40,7 +40,7 @@ def command(
 
 async def _receive(listen: str) -> list[SpanRecord]:
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > LARGEST_PORT:
+    if not host or not port.isdecimal() or int(port[:6]) > LARGEST_PORT:
         raise typer.BadParameter(f"{listen} is not HOST:PORT, such as 127.0.0.1:4317", param_hint="--listen")
     async with running_receiver(host, int(port)) as receiver:
         print(f"receiving spans at {receiver.address}; Ctrl-C shows them", flush=True)

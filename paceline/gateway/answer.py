@@ -48,6 +48,10 @@ class Answer(Generic[BodyT]):
             return piece
         return replace(piece, tokens=(), finish=piece.finish and replace(piece.finish, reason=FinishReason.LENGTH))
 
+    def is_long(self, prompt_tokens: int) -> bool:
+        """Whether others should not wait until so many tokens of prompts are written, once for each output."""
+        return self._output_count * prompt_tokens > LONG_PROMPT_TOKENS
+
     def _index(self, prompt_index: int, completion_index: int) -> int:
         return prompt_index * self._output_count + completion_index
 
@@ -120,9 +124,9 @@ class WholeAnswer(Answer[BodyT]):
         output.finish = output.finish or piece.finish
 
     @property
-    def is_long(self) -> bool:
-        """Whether writing it takes so long that others should not wait for it."""
-        return self._output_count * sum(map(len, self._prompts.values())) > LONG_PROMPT_TOKENS
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompts that are sent back."""
+        return sum(map(len, self._prompts.values()))
 
     def body(self) -> bytes:
         """Return the JSON, of which each choice is made by itself: a thread makes way for others between two."""

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from paceline.client import NO_HEADERS
-from paceline.gateway.answer import LONG_PROMPT_TOKENS, Answer, StreamedAnswer, WholeAnswer
+from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from paceline.gateway.apis import COMPLETION, Api, BodyT
 from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
 from paceline.gateway.generating import Deliver, Generator, generate_all, unless_client_leaves
@@ -130,7 +130,7 @@ class _Call(Generic[BodyT]):
             self._record.note_tokens(len(piece.tokens))
             async with turn:
                 events = answer.write(prompt_index, piece)
-                if len(piece.prompt_tokens) <= LONG_PROMPT_TOKENS:
+                if not answer.is_long(len(piece.prompt_tokens)):
                     await self._events.send(b"".join(events))
                     return
                 while written := await asyncio.to_thread(next, events, b""):
@@ -147,7 +147,7 @@ class _Call(Generic[BodyT]):
             answer.add(prompt_index, piece)
 
         await self._generate(requests, deliver, answer)
-        content = await asyncio.to_thread(answer.body) if answer.is_long else answer.body()
+        content = await asyncio.to_thread(answer.body) if answer.is_long(answer.prompt_tokens) else answer.body()
         response = Response(content, media_type="application/json")
         await response(self.request.scope, self.request.receive, self._send)
 

@@ -37,8 +37,8 @@ class ChannelSecurity:
 
 
 LONGEST_LABEL = 63
-LARGEST_PORT = 65_535
 """Characters of a part of a name, as DNS has it."""
+LARGEST_PORT = 65_535
 LOCAL = ChannelSecurity()
 """Plaintext to this machine only."""
 
@@ -75,7 +75,7 @@ def _check_host_and_port(address: str) -> None:
     port = address.rpartition(":")[2]
     if not port.isdecimal():
         raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
-    if int(port) > LARGEST_PORT:
+    if len(port) > len(str(LARGEST_PORT)) or int(port) > LARGEST_PORT:
         raise StartupError(f"{address!r} has a port beyond {LARGEST_PORT}; correct it")
     if not all(0 < len(label) <= LONGEST_LABEL for label in host_of(address).removesuffix(".").split(".")):
         raise StartupError(

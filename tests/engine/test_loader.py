@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
+from transformers.models.musicgen.configuration_musicgen import MusicgenConfig
 
 from paceline.builtin import HEADS, resolve_heads
 from paceline.engine import self_check
@@ -75,6 +76,7 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callab
     ("config", "words"),
     [
         (Gemma3Config(architectures=["Gemma3ForConditionalGeneration"]), "reads more than text (Gemma3Config has"),
+        (MusicgenConfig(architectures=["MusicgenForCausalLM"]), "reads more than text (MusicgenConfig has"),
         (
             Llama4TextConfig(
                 architectures=["Llama4ForCausalLM"],
@@ -91,6 +93,7 @@ def test_a_kind_that_only_its_configuration_tells_is_refused(
 ) -> None:
     """The first was an AttributeError; the second one's logits were wrong beyond a length."""
     config.save_pretrained(tmp_path)
+    edit_config(tmp_path, is_encoder_decoder=False)  # which would be refused first
     with pytest.raises(ModelNotUsable, match=re.escape(words)):
         open_checkpoint(str(tmp_path))
 

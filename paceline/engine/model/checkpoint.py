@@ -122,7 +122,11 @@ def _read_config(model: str, folder: Path) -> Any:
 
 def _check_kind(model: str, config: Any) -> None:
     """Refuse what is read from the configuration and not the file, which may leave out a default (Mistral's window)."""
-    if config.get_text_config() is not config:
+    try:
+        is_text_alone = config.get_text_config() is config
+    except ValueError:  # several models of text are inside
+        is_text_alone = False
+    if not is_text_alone:
         raise ModelNotUsable(
             f"model {model!r} reads more than text ({type(config).__name__} has a model of text inside); give a "
             "checkpoint of the text model alone"
