@@ -137,7 +137,7 @@ class Hiding:
     def parts(self, text: str, is_read: bool) -> str:
         """Hide them, and what could become a part of one."""
         places = [*self._special.spelled_in(text), *self._special.part_places(text, is_read)]
-        return self._without(text, _joined(places))
+        return self._without(text, _merged(places))
 
     def _without(self, text: str, places: Iterable[slice]) -> str:
         return _replaced(text, ((place, self._hide(text[place])) for place in places))
@@ -195,14 +195,15 @@ def _with_special(tokenizer: Tokenizer, token_ids: Container[int]) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(content))
 
 
-def _joined(places: Iterable[slice]) -> list[slice]:
+def _merged(places: Iterable[slice]) -> list[slice]:
     """Return the places in order, those that overlap as one."""
-    joined: list[slice] = []
+    merged: list[slice] = []
     for place in sorted(places, key=lambda one: one.start):
-        if joined and place.start < joined[-1].stop:
-            place = slice(joined[-1].start, max(joined.pop().stop, place.stop))
-        joined.append(place)
-    return joined
+        if merged and place.start < merged[-1].stop:
+            last = merged.pop()
+            place = slice(last.start, max(last.stop, place.stop))
+        merged.append(place)
+    return merged
 
 
 def _replaced(text: str, parts: Iterable[tuple[slice, str]]) -> str:

@@ -7,6 +7,8 @@ import asyncio
 import socket
 from typing import NamedTuple
 
+from paceline.security.channels import is_port
+
 
 class HostPort(NamedTuple):
     host: str
@@ -23,7 +25,7 @@ def parse_addresses(text: str) -> list[HostPort]:
 
 def _parse(part: str) -> HostPort:
     host, _, port = part.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not is_port(port) or not int(port):
         raise ValueError(f"{part!r} is no HOST:PORT; give one, or several separated by commas")
     return HostPort(host, int(port))
 

@@ -13,7 +13,7 @@ from paceline.observe.report.analysis import RequestTrace, requests_of, summariz
 from paceline.observe.report.perfetto import write_perfetto
 from paceline.observe.report.receiver import running_receiver
 from paceline.observe.report.rendering import LEAST_WIDTH, hop_table, source_table, waterfall
-from paceline.security.channels import LARGEST_PORT
+from paceline.security.channels import is_port
 from paceline.wire import termination
 
 
@@ -40,7 +40,7 @@ def command(
 
 async def _receive(listen: str) -> list[SpanRecord]:
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port[:6]) > LARGEST_PORT:
+    if not host or not is_port(port):
         raise typer.BadParameter(f"{listen} is not HOST:PORT, such as 127.0.0.1:4317", param_hint="--listen")
     async with running_receiver(host, int(port)) as receiver:
         print(f"receiving spans at {receiver.address}; Ctrl-C shows them", flush=True)

@@ -75,12 +75,18 @@ def _check_host_and_port(address: str) -> None:
     port = address.rpartition(":")[2]
     if not port.isdecimal():
         raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
-    if len(port) > len(str(LARGEST_PORT)) or int(port) > LARGEST_PORT:
+    if not is_port(port):
         raise StartupError(f"{address!r} has a port beyond {LARGEST_PORT}; correct it")
     if not all(0 < len(label) <= LONGEST_LABEL for label in host_of(address).removesuffix(".").split(".")):
         raise StartupError(
             f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters; correct it"
         )
+
+
+def is_port(text: str) -> bool:
+    """Return whether a text is the number of a port; 0 stands for any free one."""
+    digits = text.lstrip("0") or text  # Python reads no number of thousands of digits
+    return text.isdecimal() and len(digits) <= len(str(LARGEST_PORT)) and int(digits) <= LARGEST_PORT
 
 
 def host_of(address: str) -> str:
