@@ -22,9 +22,9 @@ class DraftSettings(ModelServiceSettings):
         description="type of the weights and the cache; auto: on a CPU the faster one of float32 and bfloat16 for this "
         "model, as measured at load; on a GPU what the checkpoint's config.json says",
     )
-    quantization: Literal["auto", "none", "int8"] = Field(
+    quantization: Literal["auto", "none", "int8", "w8a8"] = Field(
         default="auto",
         description="int8: products have weights of int8 with a scale for each column, made at load, for plain "
-        "decoders; none: weights are of --dtype; auto: on a CPU what is faster, as measured at load, perhaps w8a8, "
-        "which is int8 with rows that are rounded to int8 too; on a GPU none",
+        "decoders; w8a8: rows are rounded to int8 too, on processors with AVX512-VNNI alone; none: weights are of "
+        "--dtype; auto: on a CPU what is fastest of these, as measured at load; on a GPU none",
     )

@@ -16,7 +16,7 @@ class TargetSettings(ModelServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     model: str = Field(default="builtin:target", description=MODEL)
-    quantization: Literal["none", "int8"] = Field(default="none", description=QUANTIZATION)
+    quantization: Literal["none", "int8", "w8a8"] = Field(default="none", description=QUANTIZATION)
     heads: str = Field(
         default="none",
         description="folder of heads that draft inside the service, from what the model computes anyway; "

@@ -12,6 +12,8 @@ import torch
 
 from coordinator.drafting.native import Library, find_library
 from paceline.engine.native import Kernels, find_kernels
+from paceline.engine.native.products import can_pack
+from paceline.engine.quantization import QuantizedWeight
 from tests.interpreter import mend
 
 
@@ -28,6 +30,14 @@ def built_kernels() -> Kernels:
     if kernels is None:
         missing("the kernels were not built; scripts/compiler installs a compiler, then remove .venv")
     return kernels
+
+
+def rounds_rows_here() -> bool:
+    """Return whether products here take rows that are rounded to int8 (`w8a8`)."""
+    return can_pack(QuantizedWeight.of(torch.ones(16, 16), rounds_rows=True))
+
+
+NEEDS_VNNI = pytest.mark.skipif(not rounds_rows_here(), reason="needs AVX512-VNNI and the kernels")
 
 
 def built_suffixes() -> Library:

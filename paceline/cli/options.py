@@ -127,10 +127,10 @@ class ClusterFlags(PairFlags):
         ),
     ]
     quantization: Annotated[
-        Literal["none", "int8"] | None,
+        Literal["none", "int8", "w8a8"] | None,
         typer.Option(
             help="int8: the target's products have weights of int8, made at load; its output is that of the "
-            "rounded weights. Unset: none."
+            "rounded weights. w8a8: their rows are rounded too, on processors with AVX512-VNNI. Unset: none."
         ),
     ]
     layout: Annotated[

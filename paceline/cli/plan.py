@@ -179,7 +179,7 @@ def _measured(pair: Pair, path: Path) -> MeasuredRounds:
 def _own(pair: Pair, workload: Workload, by_step: dict[Int8, RoundCosts]) -> Candidate:
     """Return what the services' settings here, or their defaults, would need and give."""
     coordinator, target = settings_here("coordinator"), settings_here("target")
-    int8: Int8 = "both" if target.quantization == "int8" else "none"
+    int8: Int8 = "none" if target.quantization == "none" else "both"
     rows = min(coordinator.batch_size, workload.conversation_count)
     asked: Any = coordinator.draft_count
     counts = DRAFT_COUNTS if asked == "auto" else [asked]

@@ -91,6 +91,8 @@ def load_share(
     checkpoint, device_here = find_checkpoint(model), rank_device(device, place)
     check_divisible(architecture_of(checkpoint), checkpoint.config, place.grid)
     on_gpu, is_quantized = device_here.type == "cuda", quantization == "int8"
+    if quantization == "w8a8":
+        raise StartupError("--quantization w8a8 cannot be had of ranks; start with --quantization int8 or none")
     if is_quantized and on_gpu:
         raise StartupError("--quantization int8 cannot be had of ranks on GPUs; start with --quantization none")
     with refusing_to_start(f"the share of model {model!r} does not fit the memory of {device_here}; take more ranks"):

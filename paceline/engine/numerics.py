@@ -13,13 +13,16 @@ log = structlog.get_logger()
 
 
 def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fast", "strict"]:
-    """Resolve `auto`: strict in half precision, and fast in float32, where fast output equals Hugging Face's already.
+    """Resolve `auto`: fast in float32, where fast output equals Hugging Face's already, and strict in half precision.
+
+    Strict too where rows are rounded to int8, for a number on the edge of two may fall to either.
 
     Raise StartupError when strict numerics are asked for with a dense layout that cannot be strict. Raise it too for
     a mixture of experts that would be strict: in half precision it needs `fast` by name.
     """
     dtype = model.description.dtype
-    if options.numerics == "fast" or (options.numerics == "auto" and model.kv_shape.dtype == torch.float32):
+    is_precise = model.kv_shape.dtype == torch.float32 and model.description.quantization != "w8a8"
+    if options.numerics == "fast" or (options.numerics == "auto" and is_precise):
         return "fast"
     if model.mixes_experts:
         why = "strict" if options.numerics == "strict" else f"{options.numerics}, which is strict in {dtype},"

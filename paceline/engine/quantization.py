@@ -6,12 +6,13 @@ multiplied.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 Quantization = Literal["none", "int8", "w8a8"]
-"""`int8` is weights alone; `w8a8` is weights and the rows that they multiply, for drafts."""
+"""`int8` is weights alone; `w8a8` is weights and the rows that they multiply."""
+QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 LARGEST = 127
 """Largest number of int8 that has a negative one."""

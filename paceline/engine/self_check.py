@@ -63,7 +63,12 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
         raise ModelNotUsable(
             f"{model.description.architecture} gives other logits through the engine than by itself "
             f"(off by {difference:.2g} of the largest); its attention is of a kind that the engine does not run"
-            + ("" if not rounds_rows else ", or its rows lose too much when they are rounded: try --quantization none")
+            + (
+                ""
+                if not rounds_rows
+                else ", or its rows lose too much when they are rounded: try --dtype float32, or "
+                "--quantization int8 or none"
+            )
         )
 
 

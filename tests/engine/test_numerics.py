@@ -32,7 +32,7 @@ from tests.cluster.test_exactness import generate, shared_requests
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.model_services import describe
-from tests.tools import built_kernels
+from tests.tools import NEEDS_VNNI, built_kernels
 
 STRICT = EngineOptions(kv_memory="16MiB", numerics="strict")
 
@@ -45,7 +45,10 @@ def logits(runner: Runner, row: PackedRow, *neighbours: PackedRow) -> torch.Tens
 
 @pytest.mark.parametrize(
     ("dtype", "quantization"),
-    [("bfloat16", "none"), ("float16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("float32", "int8")],
+    [
+        *(("bfloat16", "none"), ("float16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("float32", "int8")),
+        pytest.param("float32", "w8a8", marks=NEEDS_VNNI),
+    ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
@@ -109,11 +112,18 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
 
 
 @pytest.mark.review  # B13
-@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.long)])
-async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding_alone(
-    quantization: Quantization,
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [
+        ("bfloat16", "none"),
+        pytest.param("bfloat16", "int8", marks=pytest.mark.long),
+        pytest.param("float32", "w8a8", marks=NEEDS_VNNI),
+    ],
+)
+async def test_the_built_in_pair_where_numbers_are_rounded_equals_plain_decoding_alone_without_flags(
+    dtype: DtypeName, quantization: Quantization
 ) -> None:
-    # Unquantised, fast numerics change two of these outputs, from token 7 and from token 11 on.
+    # In bfloat16, unquantised, fast numerics change two of these outputs, from token 7 and from token 11 on.
     requests = [GenerationRequest(UserMessage(PROMPTS[number]), max_new_tokens=24) for number in (4, 12, 5, 6)]
     outputs = []
     for batch_size, draft_count in SYSTEMS:
@@ -122,7 +132,7 @@ async def test_the_built_in_pair_in_bfloat16_without_flags_equals_plain_decoding
             batch_size=batch_size,
             draft_count=draft_count,
             lanes=1,
-            dtype="bfloat16",
+            dtype=dtype,
             quantization=quantization,
         ) as running:
             completions = await asyncio.gather(*map(running.client.complete, requests))
@@ -241,6 +251,11 @@ STRICT_MODEL = replace(MODEL, dtype="bfloat16", numerics="strict")
             replace(MODEL, quantization="int8"),
             "fast in float32 with int8 weights: output equals Hugging Face greedy decoding with the int8 weights",
         ),
+        (
+            replace(MODEL, quantization="w8a8", numerics="strict"),
+            "strict in float32 with w8a8 weights: speculative output equals plain decoding, bit for bit",
+        ),
+        (replace(MODEL, quantization="w8a8"), "fast in float32 with w8a8 weights: rounding decides between"),
         (replace(MODEL, dtype="float16"), "fast in float16: rounding decides between close logits"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Weight-only int8: what a weight becomes, and that a model with such weights runs as Hugging Face's with the same."""
+"""Weights of int8, and rows: what they become, and that a model of them runs as Hugging Face's with the same."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,6 @@ from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.loader import DtypeName, read_module
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.quantized_layers import QuantizedLinear, quantize_layers
-from paceline.engine.native.products import can_pack
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.quantization import LARGEST, Quantization, QuantizedWeight
@@ -29,7 +28,7 @@ from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, requests
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
-from tests.tools import built_kernels
+from tests.tools import NEEDS_VNNI, built_kernels
 
 
 @given(column_count=st.integers(1, 20), size=st.integers(1, 40), exponent=st.integers(-20, 20), seed=st.integers(0, 99))
@@ -151,10 +150,20 @@ async def test_quantised_output_in_float32_equals_hugging_face_with_the_same_wei
     assert sum(usage.accepted_count for usage in usages) > 30
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_rows_are_rounded_by_compiled_products_or_the_start_is_refused(
+    dtype: DtypeName, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dequantised weights would be another function than that of replicas that do round rows."""
+    if dtype == "float32":  # in float16 kernels multiply nothing
+        monkeypatch.setattr("paceline.engine.model.loader.find_backend", lambda device: backend.Backend())
+    with pytest.raises(StartupError, match=r"--quantization w8a8 cannot be had .*AVX512-VNNI.* int8 or none"):
+        load_model(str(pairs["Llama"].target), dtype, quantization="w8a8")
+
+
+@NEEDS_VNNI
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_passes_round_rows_as_a_module_does_that_rounds_them(family: str, tmp_path: Path) -> None:
-    if not can_pack(QuantizedWeight.of(torch.ones(16, 16), rounds_rows=True)):
-        pytest.skip("needs AVX512-VNNI")
     model = write_model(tmp_path, family)
     module: Any = read_module(find_checkpoint(str(model)), "float32", "cpu")[0]
     quantize_layers(module, "w8a8")

@@ -182,6 +182,12 @@ def test_what_cannot_be_divided_is_refused_with_what_can(
         load_share(str(model), "auto", "cpu", "none", RankPlace(1, grid), meet)
 
 
+def test_ranks_round_no_rows(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """Each would round its part of a row by that part's largest number."""
+    with pytest.raises(StartupError, match="--quantization w8a8 cannot be had of ranks; .* int8 or none"):
+        load_share(str(pairs["Llama"].target), "auto", "cpu", "w8a8", RankPlace(0, RankGrid(2, 1)), lambda on_gpu: None)  # type: ignore[arg-type,return-value]
+
+
 @pytest.mark.parametrize(
     "message",
     [

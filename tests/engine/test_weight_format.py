@@ -17,10 +17,9 @@ from paceline.engine.model import weight_format
 from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.loader import DtypeName, read_module
 from paceline.engine.model.weight_format import WeightFormat, _samples, possible_formats
-from paceline.engine.native.products import can_pack
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
-from paceline.engine.quantization import Quantization, QuantizedWeight
+from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.model_service import serving
 from paceline.process.cluster_plan import ClusterOptions, plan_cluster
@@ -29,7 +28,7 @@ from target_service import __main__ as target_service
 from target_service.config import TargetSettings
 from tests.checkpoints import write_model
 from tests.conftest import PairOfCheckpoints
-from tests.tools import built_kernels
+from tests.tools import NEEDS_VNNI, built_kernels, rounds_rows_here
 
 OPTIONS = EngineOptions("1MiB")
 FULL, HALF = WeightFormat(torch.float32), WeightFormat(torch.bfloat16)
@@ -48,7 +47,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[WeightFormat, float]:
 def test_the_fastest_format_is_taken_whatever_its_name(
     times: dict[WeightFormat, float], pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    for fastest in (FULL, HALF, FULL_INT8, FULL_W8A8):
+    for fastest in (FULL, HALF, FULL_INT8, *([FULL_W8A8] if rounds_rows_here() else [])):
         times[fastest] = 0.5 * min(times.values())
         found = load_fastest(str(pairs["Llama"].draft)).description
         assert (getattr(torch, found.dtype), found.quantization or "none") == (fastest.dtype, fastest.quantization)
@@ -63,6 +62,7 @@ def test_the_fastest_format_is_taken_whatever_its_name(
         ("bfloat16", "auto", {HALF, HALF_INT8, HALF_W8A8}),
         ("float32", "none", {FULL}),
         ("bfloat16", "int8", {HALF_INT8}),
+        pytest.param("auto", "w8a8", {FULL_W8A8}, marks=NEEDS_VNNI),
     ],
 )
 def test_an_explicit_dtype_or_quantization_is_obeyed(
@@ -99,8 +99,8 @@ def test_formats_are_tried_with_the_drafts_own_products(pairs: dict[str, PairOfC
     formats = possible_formats(module, None, None)
     assert formats[0] == FULL
     found = weight_format._pass_seconds(_samples(module), formats, find_backend(module.device), 1000)
-    has_way = can_pack(QuantizedWeight.of(torch.ones(16, 16), rounds_rows=True))
-    assert {one for one, seconds in found.items() if not 0 < seconds < 1} == (set() if has_way else {FULL_W8A8})
+    lacking = set() if rounds_rows_here() else {FULL_W8A8}
+    assert {one for one, seconds in found.items() if not 0 < seconds < 1} == lacking
     without = weight_format._pass_seconds(_samples(module), formats, Backend(), 1000)
     assert {one for one, seconds in without.items() if seconds == math.inf} == {FULL_INT8, FULL_W8A8}
 

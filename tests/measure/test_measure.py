@@ -80,6 +80,12 @@ def test_outputs_must_equal_what_their_precision_promises(
     assert found == [equal_to_plain, equal_to_hugging_face]
 
 
+@pytest.mark.parametrize(("word", "equal_to_plain"), [("float32", True), ("bfloat16", True), ("float32-fast", False)])
+def test_where_rows_are_rounded_to_int8_only_plain_decoding_is_promised(word: str, equal_to_plain: bool) -> None:
+    found = [must_equal(reference, Precision.parse(word), "w8a8") for reference in (PLAIN, HUGGING_FACE)]
+    assert found == [equal_to_plain, False]
+
+
 def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:
     options = {spec: grid.cluster_options(spec, PLAN.pair) for group in grid.groups(PLAN) for spec in group}
     lanes = {(spec.kind, spec.batch_size, spec.policy): one.lanes for spec, one in options.items() if spec.is_ours}

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from paceline.engine.backend import Backend, Product
 from paceline.engine.quantization import QuantizedWeight
 from paceline.engine.scratch import Memory, new_memory
+from paceline.errors import StartupError
 
 ROWS = 16
 """Rows for which the layout is chosen: it serves one row and a whole prompt almost as well."""
@@ -67,7 +68,7 @@ def take(*layers: Any, backend: Backend, packed_bytes: int, order: torch.Tensor 
     """Join layers into one whose outputs are theirs side by side, or in `order`.
 
     It is multiplied by as the backend does it; by torch if that cannot, packed from `packed_bytes` on. Quantised
-    weights that it cannot multiply by are dequantised.
+    weights that it cannot multiply by are dequantised. Raise StartupError where rows are to be rounded too.
     """
     weights, found = zip(*map(_taken, layers), strict=True)
     biases = [bias for bias in found if bias is not None]
@@ -78,6 +79,12 @@ def take(*layers: Any, backend: Backend, packed_bytes: int, order: torch.Tensor 
     if isinstance(weight, QuantizedWeight):
         if product := backend.pack_quantized(weight, bias):
             return product
+        if weight.rounds_rows:
+            raise StartupError(
+                f"--quantization w8a8 cannot be had here of a weight of {weight.dtype} whose rows have "
+                f"{weight.numbers.shape[1]} numbers: it takes a CPU with AVX512-VNNI and the compiled kernels, float32 "
+                "or bfloat16, and multiples of 16; start with --quantization int8 or none"
+            )
         weight = weight.dequantized()
     return backend.pack(weight, bias) or Linear(weight, bias, packed_bytes)
 

@@ -17,7 +17,7 @@ from paceline.engine.backend import Backend, Product
 from paceline.engine.model.linear import PACKED_BYTES, Linear
 from paceline.engine.model.plain_layer import products_of
 from paceline.engine.model.quantized_layers import can_quantize
-from paceline.engine.quantization import Quantization, QuantizedWeight
+from paceline.engine.quantization import QUANTIZATIONS, Quantization, QuantizedWeight
 from paceline.engine.threads import kernels_alone, pass_threads
 
 SAMPLED_NUMBERS = 1 << 23
@@ -46,13 +46,10 @@ def possible_formats(
     if module.device.type != "cpu" or not can_quantize(module):
         return [WeightFormat(dtype or module.dtype, quantization or "none")]
     dtypes = [dtype] if dtype else [*dict.fromkeys((module.dtype, *FORMAT_DTYPES))]
-    formats = [WeightFormat(one) for one in dtypes] if quantization != "int8" else []
-    if quantization != "none":
-        beside = [one for one in dtypes if one in FORMAT_DTYPES] or dtypes
-        formats.append(WeightFormat(beside[0], "int8"))
-        if quantization is None:
-            formats.append(WeightFormat(beside[0], "w8a8"))
-    return formats
+    beside = [one for one in dtypes if one in FORMAT_DTYPES] or dtypes
+    possible = {"none": dtypes, "int8": beside[:1], "w8a8": beside[:1]}
+    wanted = [quantization] if quantization else QUANTIZATIONS
+    return [WeightFormat(one, quantization) for quantization in wanted for one in possible[quantization]]
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ checkpoint is, and quantises.
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -15,13 +15,14 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.quantized_layers import quantize_layers
+from paceline.engine.quantization import Quantization
 
 
 class HuggingFaceReference:
     def __init__(self, model: str, dtype: str, device: str = "cpu", quantization: str = "none") -> None:
         """`dtype` is a torch type's name, such as `float32`, or `auto` for the checkpoint's own.
 
-        With `quantization` `int8` it has the weights that the engine would have.
+        With `quantization` it has the weights that the engine would have, and rounds rows where that does.
         """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         folder = find_checkpoint(model).folder
@@ -32,8 +33,8 @@ class HuggingFaceReference:
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
         self.model = loaded.to(device)
-        if quantization == "int8":
-            quantize_layers(self.model, "int8")
+        if quantization != "none":
+            quantize_layers(self.model, cast(Quantization, quantization))
 
     @cached_property
     def _tokenizer(self) -> Any:
