@@ -78,6 +78,12 @@ def _check_choices(row: VerifyRow, verdict: Verdict, length: int, vocabulary_siz
             f"{verdict.accepted_count} accepted, token {verdict.next_token_id}, {verdict.cached_length} cached tokens"
             f", drafts {drafts} of {row.propose_count}",
         )
+    if verdict.logprobs:
+        top_count = min(row.top_logprob_count or 0, vocabulary_size)
+        if len(verdict.logprobs) != verdict.accepted_count + 1 or not all(
+            _is_possible(one, top_count, vocabulary_size) for one in verdict.logprobs
+        ):
+            raise _lie(row.sequence_id, f"log-probabilities of {len(verdict.logprobs)} chosen tokens")
 
 
 def scored_count(row: VerifyRow, result: VerifyOutcome) -> int:

@@ -65,7 +65,8 @@ def write_picture(path: Path, made: Plan, own: Candidate, title: str) -> None:
     ):
         if one:
             axes.plot(*_places([one]), marker, color=color, markersize=13 if marker == "*" else 8, label=name)
-    axes.set(title=title, xlabel="memory of all services, GiB", ylabel="tokens a second")
+    axes.set_title(title, parse_math=False)
+    axes.set(xlabel="memory of all services, GiB", ylabel="tokens a second")
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     save_figure(figure, path)

@@ -19,6 +19,7 @@ from paceline.errors import InvalidRequest
 from paceline.files import replace_file
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.simulate.cluster import (
+    LONGEST_S,
     Lengths,
     PlannedRequest,
     SimulatedCluster,
@@ -30,6 +31,7 @@ from paceline.simulate.result import SimulationResult
 from paceline.simulate.saved_costs import SavedCosts, read_costs, write_costs
 
 DEFAULT_REQUESTS = 200
+LONGEST_TRIP_MS = 60_000.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,10 @@ class WorkloadFlags:
         lengths = Lengths.of(self.prompt_tokens), Lengths.of(self.max_tokens)
         if self.rate is None:
             return first_requests(*lengths, self.seed, self.requests)
-        if not 0 < self.rate < float("inf"):
-            raise InvalidRequest(f"--rate is {self.rate}; give requests a second, more than 0")
+        if not self.requests / LONGEST_S <= self.rate < float("inf"):
+            raise InvalidRequest(
+                f"--rate is {self.rate}; give requests a second, so many that {self.requests} come in {LONGEST_S:.0f} s"
+            )
         return poisson_requests(self.rate, *lengths, self.seed, self.requests)
 
 
@@ -81,11 +85,18 @@ class SimulatedFlags:
     coordinators: Annotated[int, typer.Option(min=1, help="Coordinators; clients take turns among them.")] = 1
     targets: Annotated[int, typer.Option(min=1, help="Replicas of the target service.")] = 1
     drafts: Annotated[int | None, typer.Option(min=0, help="Replicas of the draft service. Unset: as measured.")] = None
-    client_round_trip_ms: Annotated[float, typer.Option(min=0, help="From clients to coordinators and back.")] = 0.0
-    draft_round_trip_ms: Annotated[
-        float, typer.Option(min=0, help="From coordinators to the draft and back, beside what was measured.")
+    client_round_trip_ms: Annotated[
+        float, typer.Option(min=0, max=LONGEST_TRIP_MS, help="From clients to coordinators and back.")
     ] = 0.0
-    target_round_trip_ms: Annotated[float, typer.Option(min=0, help="The same, to the target.")] = 0.0
+    draft_round_trip_ms: Annotated[
+        float,
+        typer.Option(
+            min=0, max=LONGEST_TRIP_MS, help="From coordinators to the draft and back, beside what was measured."
+        ),
+    ] = 0.0
+    target_round_trip_ms: Annotated[
+        float, typer.Option(min=0, max=LONGEST_TRIP_MS, help="The same, to the target.")
+    ] = 0.0
     target_stages: Annotated[
         int, typer.Option(min=1, help="Devices that each hold as many of a target's layers, as --pipeline-parallel.")
     ] = 1

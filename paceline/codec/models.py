@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from paceline import types
+from paceline.errors import PeerFailed
 from paceline.v1 import common_pb2, target_service_pb2
 
 PIECE_BYTES = 1 << 20
@@ -52,11 +53,15 @@ def tokenizer_to_pb(files: types.TokenizerFiles) -> Iterator[target_service_pb2.
 
 
 def tokenizer_from_pb(pieces: Iterable[target_service_pb2.DownloadTokenizerResponse]) -> types.TokenizerFiles:
+    """Join the pieces of a tokenizer's files. Raise PeerFailed when one is no text."""
     contents: defaultdict[int, bytearray] = defaultdict(bytearray)
     for piece in pieces:
         contents[piece.file] += piece.content
-    return types.TokenizerFiles(
-        tokenizer_json=contents[target_service_pb2.TOKENIZER_FILE_TOKENIZER].decode(),
-        chat_template=contents[target_service_pb2.TOKENIZER_FILE_CHAT_TEMPLATE].decode(),
-        special_tokens_json=contents[target_service_pb2.TOKENIZER_FILE_SPECIAL_TOKENS].decode() or "{}",
-    )
+    try:
+        return types.TokenizerFiles(
+            tokenizer_json=contents[target_service_pb2.TOKENIZER_FILE_TOKENIZER].decode(),
+            chat_template=contents[target_service_pb2.TOKENIZER_FILE_CHAT_TEMPLATE].decode(),
+            special_tokens_json=contents[target_service_pb2.TOKENIZER_FILE_SPECIAL_TOKENS].decode() or "{}",
+        )
+    except UnicodeDecodeError as error:
+        raise PeerFailed("the tokenizer's files are not UTF-8; the peer is not compatible") from error

@@ -69,6 +69,11 @@ def read_text_codec(target_model: str, draft_model: str) -> TextCodec:
     return target_codec
 
 
+def is_whole(text: str) -> bool:
+    """Return whether a text has a form in UTF-8: half a surrogate pair has none."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
+
+
 def encode_lines(
     lines: Sequence[InputLine], codec: TextCodec, *, chat: bool, max_prompt_tokens: int | None = None
 ) -> list[MeasuredPrompt]:
@@ -76,6 +81,10 @@ def encode_lines(
     prompts = []
     for line in lines:
         assert line.prompt is not None
+        if not is_whole(line.prompt):
+            raise InvalidRequest(
+                f"--input: prompt {line.id} has half a surrogate pair, which is no character; remove it", field="input"
+            )
         token_ids = codec.encode(UserMessage(line.prompt) if chat else Text(line.prompt))[:max_prompt_tokens]
         if not token_ids:
             raise InvalidRequest(f"prompt {line.id} has no tokens; remove it from the file", field="input")

@@ -80,7 +80,7 @@ def read_dimensions(model: str) -> ModelDimensions:
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
         dimensions, mixes_experts = dimensions_of(values), has_experts(values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelNotUsable(f"model {model!r}: {config} does not have the sizes of a decoder: {error!r}") from error
     stored = stored_counts(config.parent) if place.is_dir() else {}
     if not stored and mixes_experts:
@@ -93,8 +93,10 @@ def read_dimensions(model: str) -> ModelDimensions:
 def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
     """Return the sizes that a configuration states by transformers' names. Raise KeyError for one that lacks."""
     head_count = int(values["num_attention_heads"])
+    if head_count < 1:
+        raise ValueError(f"num_attention_heads is {head_count}")
     dtype = str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch.")
-    return ModelDimensions(
+    found = ModelDimensions(
         layer_count=int(values["num_hidden_layers"]),
         hidden_size=int(values["hidden_size"]),
         intermediate_size=int(values["intermediate_size"]),
@@ -106,6 +108,9 @@ def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
         dtype=dtype if dtype in VALUE_BYTES else "float32",
         is_tied=bool(values.get("tie_word_embeddings", False)),
     )
+    if wrong := {name: size for name, size in vars(found).items() if type(size) is int and size < 1}:
+        raise ValueError(f"sizes below 1: {wrong}")
+    return found
 
 
 def has_experts(values: Mapping[str, Any]) -> bool:

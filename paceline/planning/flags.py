@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.files import replace_file
 from paceline.planning.memory import rounded_mib
 from paceline.planning.search import Candidate, Need
+from paceline.process.variables import NO_DRAFT
 
 
 def variables(chosen: Candidate, target_model: str, draft_model: str, heads: str) -> dict[str, str]:
@@ -15,8 +16,8 @@ def variables(chosen: Candidate, target_model: str, draft_model: str, heads: str
     setting = chosen.setting
     found = {"PACELINE_TARGET_MODEL": target_model, "PACELINE_TARGET_HEADS": heads}
     found |= _of_model("TARGET", chosen.target, chosen, is_int8=setting.int8 == "both")
+    found |= {"PACELINE_DRAFT_MODEL": draft_model if chosen.draft else NO_DRAFT}
     if chosen.draft:
-        found |= {"PACELINE_DRAFT_MODEL": draft_model}
         found |= _of_model("DRAFT", chosen.draft, chosen, is_int8=setting.int8 != "none")
     return found | {
         "PACELINE_COORDINATOR_BATCH_SIZE": str(setting.row_count),

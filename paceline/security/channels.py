@@ -77,9 +77,15 @@ def _check_host_and_port(address: str) -> None:
         raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
     if not is_port(port):
         raise StartupError(f"{address!r} has a port beyond {LARGEST_PORT}; correct it")
-    if not all(0 < len(label) <= LONGEST_LABEL for label in host_of(address).removesuffix(".").split(".")):
+    host = host_of(address)
+    try:
+        encoded = host.encode("idna")  # as it is looked up
+    except UnicodeError:
+        encoded = b""
+    if not encoded:
         raise StartupError(
-            f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters; correct it"
+            f"{address!r} names no host: parts between points have 1 to {LONGEST_LABEL} characters, of those that DNS "
+            "has for them; correct it"
         )
 
 

@@ -90,9 +90,10 @@ def poisson_requests(
 def read_trace(path: Path) -> list[PlannedRequest]:
     """Read JSON lines with `arrival_s`, `prompt_tokens` and `max_tokens`. Raise StartupError."""
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise StartupError(f"{path} cannot be read: {error.strerror}; name a file of JSON lines") from error
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error.reason
+        raise StartupError(f"{path} cannot be read: {reason}; name a file of JSON lines") from error
     found = [_planned(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise StartupError(f"{path} has no requests; give JSON lines with {', '.join(_FIELDS)}")

@@ -26,7 +26,8 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
         self._current = current
         self._open_one = open_one
         self._opened = self._open()
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
+        """Former channels, by what closes them after their last call."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -37,9 +38,12 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
-        for closing in self._closing:
+        former = dict(self._closing)
+        for closing in former:
             closing.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await asyncio.gather(*former, return_exceptions=True)
+        for channel in former.values():
+            await channel.close()  # a task that was cancelled before it began has closed nothing
         await self._opened.channel.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
@@ -75,8 +79,8 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
     def _latest(self) -> "_Opened[Opening]":
         if self._current() is not self._opened.opening:
             closing = asyncio.create_task(self._opened.close_after_calls())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._closing[closing] = self._opened.channel
+            closing.add_done_callback(self._closing.pop)
             self._opened = self._open()
         return self._opened
 

@@ -168,3 +168,10 @@ def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
         assert (status, out) == (1, "")
         assert err.count("\n") == 1
         assert words in err
+
+
+def test_half_a_surrogate_pair_in_a_prompt_is_named(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "cut off \\ud83d"}\n')
+    status, _, err = paceline_here("equivalence", "--input", str(prompts), "--output", str(tmp_path / "out"))
+    assert status == 1 and "--input" in err

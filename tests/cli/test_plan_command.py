@@ -1,11 +1,14 @@
 """`paceline plan`: it says what fits, and refuses what does not with its numbers."""
 
+import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from paceline.cli.app import app
 from paceline.errors import StartupError
+from tests.commands import paceline_here
 
 
 def test_a_plan_is_told_drawn_and_written(tmp_path: Path) -> None:
@@ -23,3 +26,19 @@ def test_a_memory_below_the_bound_is_refused_with_its_numbers() -> None:
     assert isinstance(result.exception, StartupError)
     assert "needs at least" in result.exception.message and "weights" in result.exception.message
     assert "nothing fits" in result.output
+
+
+def test_a_plan_for_heads_starts_no_draft_service(tmp_path: Path) -> None:
+    output = tmp_path / "plan.env"
+    assert paceline_here("plan", "--memory", "8GiB", "--heads", "builtin:clover", "--output", str(output))[0] == 0
+    assert "PACELINE_DRAFT_MODEL=none" in output.read_text().splitlines()
+
+
+@pytest.mark.parametrize("sizes", [{"num_attention_heads": 0}, {"vocab_size": 0}, {"hidden_size": -64}])
+def test_sizes_below_one_are_no_decoders(tmp_path: Path, sizes: dict[str, int]) -> None:
+    names = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")
+    (tmp_path / "config.json").write_text(
+        json.dumps(dict.fromkeys(names, 64) | {"max_position_embeddings": 64} | sizes)
+    )
+    status, _, err = paceline_here("plan", "--memory", "8GiB", "--target-model", str(tmp_path / "config.json"))
+    assert status == 1 and "does not have the sizes of a decoder" in err

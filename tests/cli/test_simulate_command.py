@@ -47,3 +47,23 @@ def test_costs_come_from_one_place() -> None:
     status, _, err = paceline_here("simulate", "--clients", "1")
     assert status == 1
     assert "give --costs FILE, or the --address" in err
+
+
+def test_a_trace_that_is_no_text_is_named(costs: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b"\xff\xfe")
+    status, _, err = paceline_here("simulate", "--costs", costs, "--trace", str(trace))
+    assert status == 1 and "cannot be read" in err
+
+
+def test_a_trace_may_begin_with_a_mark_of_byte_order(costs: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(b'\xef\xbb\xbf{"arrival_s":0,"prompt_tokens":4,"max_tokens":4}\n')
+    status, out, _ = paceline_here("simulate", "--costs", costs, "--trace", str(trace))
+    assert status == 0 and "1 completed" in out
+
+
+@pytest.mark.parametrize("flags", [("--rate", "1e-9"), ("--clients", "1", "--target-round-trip-ms", "inf")])
+def test_a_simulation_without_an_end_is_refused(costs: str, flags: tuple[str, ...]) -> None:
+    status, _, err = paceline_here("simulate", "--costs", costs, "--requests", "4", *flags)
+    assert status != 0 and flags[-2] in err

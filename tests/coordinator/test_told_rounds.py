@@ -22,6 +22,7 @@ from paceline.types import (
     Prefilled,
     RoundSummary,
     TokenIds,
+    TokenLogprobs,
     Usage,
     Verdict,
     Verdicts,
@@ -127,3 +128,26 @@ def test_more_reused_tokens_than_the_row_brought_are_a_lie(result: VerifyOutcome
     check_verdicts([row], Verdicts([replace(result, reused_count=3)]), VOCABULARY_SIZE)
     with pytest.raises(PeerFailed, match="tokens reused"):
         check_verdicts([row], Verdicts([result]), VOCABULARY_SIZE)
+
+
+GOOD = TokenLogprobs(-1.0, ((3, -0.5),))
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [
+        (GOOD,) * 3,
+        (GOOD,),
+        (TokenLogprobs(float("nan"), GOOD.top),) * 2,
+        (TokenLogprobs(-1.0, ((VOCABULARY_SIZE, -0.5),)),) * 2,
+    ],
+    ids=["more", "fewer", "not a number", "beyond the vocabulary"],
+)
+def test_log_probabilities_of_chosen_tokens_that_cannot_be_true_are_not_taken(
+    logprobs: tuple[TokenLogprobs, ...],
+) -> None:
+    """More of them than tokens came to the client as tokens without an id."""
+    row = VerifyRow("a", 4, (1, 2), (7,), None, 1)
+    check_verdicts([row], Verdicts([Verdict(1, 7, 7, (GOOD, GOOD))]), VOCABULARY_SIZE)
+    with pytest.raises(PeerFailed, match="cannot be true"):
+        check_verdicts([row], Verdicts([Verdict(1, 7, 7, logprobs)]), VOCABULARY_SIZE)

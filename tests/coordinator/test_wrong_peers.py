@@ -99,7 +99,9 @@ def test_a_port_that_no_machine_has_is_named() -> None:
         assert CliRunner().invoke(app, ["trace", "--listen", f"127.0.0.1:{port}"]).exit_code == 2
 
 
-@pytest.mark.parametrize("host", ["foo..bar", ".test", "a" * 64, "b." + "a" * 64 + ".test"])
+@pytest.mark.parametrize(
+    "host", ["foo..bar", ".test", "a" * 64, "b." + "a" * 64 + ".test", "ä" * 60 + ".test", "\u00ad.test"]
+)
 async def test_a_host_that_no_name_server_could_know_is_named(host: str) -> None:
     """Looked up, it fails by an error of no network: a traceback, and the end of a coordinator's process."""
     trusting = ChannelSecurity(plaintext=True)

@@ -173,3 +173,10 @@ async def test_a_lines_prediction_goes_with_its_request(monkeypatch: pytest.Monk
     prompts = [MeasuredPrompt("a", "all", (1,), "x", "y"), MeasuredPrompt("b", "all", (2,))]
     await benched(monkeypatch, "float32", prompts=prompts, services=telling)
     assert given == [{(1,): Text("y")}] * 2
+
+
+def test_systems_of_other_numerics_have_other_labels() -> None:
+    precisions = tuple(map(Precision.parse, ("auto-fast", "auto-strict")))
+    plan = BenchPlan(ClusterOptions(), ("plain",), (1,), ("continuous",), ("5",), precisions, 8, 1)
+    labels = [one.label for one in grid.groups(plan)[0]]
+    assert len(set(labels)) == len(labels) == 2

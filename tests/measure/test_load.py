@@ -188,3 +188,9 @@ async def test_files_hold_every_request_and_the_plot_is_a_picture(tmp_path: Path
     for name, records in (("load.png", [*log.records, unfinished]), ("none.png", [unfinished]), ("empty.png", [])):
         write_plot(tmp_path / name, "a title", summarize(records, Objectives()), records)
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_models_name_is_no_formula(tmp_path: Path) -> None:
+    """What stands between two $ was set as mathematics, or failed as such at the end of the run."""
+    write_plot(tmp_path / "load.png", "2 requests/s on /models/$a_{$, B = 8", summarize([], Objectives()), [])
+    assert (tmp_path / "load.png").exists()

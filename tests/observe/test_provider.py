@@ -4,18 +4,20 @@ import importlib.metadata
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Link, SpanContext, TraceFlags
 
-from paceline.observe.records import SpanRecord
+from paceline.observe.records import SpanRecord, read_spans, to_line
 from paceline.observe.report.receiver import records_of
 from paceline.observe.spans import provider
+from paceline.observe.spans.file_exporter import FileExporter
 from paceline.observe.spans.provider import SCHEMA_URL, make_provider, make_tracer
 from paceline.observe.spans.setup import tracing
 from tests.commands import python_code
@@ -206,3 +208,17 @@ def test_tracing_ends_though_a_collector_hangs(collector: Collector, monkeypatch
         tracer.start_span("one").end()
         assert collector.called.wait(60)
     assert collector.spans == []
+
+
+def test_a_restarted_service_goes_on_behind_the_line_that_its_end_cut_short(tmp_path: Path) -> None:
+    """The next span was written onto the stump, and the whole file could not be read."""
+    path = tmp_path / "target.jsonl"
+    whole = to_line(SpanRecord("before", "a" * 32, "b" * 16, None, "server", "target", "1", 0, 10)) + "\n"
+    for left in (whole + whole[:40], whole[:40], whole):
+        path.write_text(left)
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(FileExporter(path)))
+        provider.get_tracer("t").start_span("after").end()
+        provider.shutdown()
+        before = ["before"] if "\n" in left else []
+        assert [one.name for one in read_spans([str(path)])] == [*before, "after"]

@@ -6,6 +6,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from paceline.wire import open_channel, running_server
+from paceline.wire.reopening import ReopeningChannel
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -21,3 +22,29 @@ async def test_calls_to_this_machine_pass_no_proxy(host: str, monkeypatch: pytes
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Opened:
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    async def close(self, grace: float | None = None) -> None:
+        self.is_closed = True
+
+    def get_state(self, try_to_connect: bool = False) -> None:
+        return None
+
+
+async def test_closing_right_after_reopening_closes_both_channels() -> None:
+    made: list[Opened] = []
+
+    def open_one(opening: str) -> Opened:
+        made.append(Opened())
+        return made[-1]
+
+    current = ["before"]
+    channel = ReopeningChannel(lambda: current[0], open_one)  # type: ignore[arg-type]
+    current[0] = "after"
+    channel.get_state()
+    await channel.close()
+    assert [one.is_closed for one in made] == [True, True]

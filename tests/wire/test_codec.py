@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline import errors, types
 from paceline.codec import generation, models, rounds, sampling, status
 from paceline.codec.cluster import cluster_from_pb, cluster_to_pb
-from paceline.v1 import common_pb2, generation_service_pb2
+from paceline.v1 import common_pb2, generation_service_pb2, target_service_pb2
 from tests.fakes.model_services import describe
 
 COUNTS = st.integers(0, 2**31 - 1)
@@ -288,3 +288,11 @@ def test_a_big_tokenizer_travels_in_pieces() -> None:
     assert max(len(piece.content) for piece in pieces) <= models.PIECE_BYTES
     assert len(pieces) == 4
     assert models.tokenizer_from_pb(pieces) == files
+
+
+def test_a_tokenizer_that_is_no_text_is_the_peers_failure() -> None:
+    piece = target_service_pb2.DownloadTokenizerResponse(
+        file=target_service_pb2.TOKENIZER_FILE_TOKENIZER, content=b"\xff{"
+    )
+    with pytest.raises(errors.PeerFailed, match="not UTF-8"):
+        models.tokenizer_from_pb([piece])

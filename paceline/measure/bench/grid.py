@@ -58,7 +58,7 @@ class SystemSpec:
         drafts = f"{self.draft_count} drafts" if self.draft_count else ""
         drafts += f" from {name_of(self.sources)}" if self.sources else ""
         policy = "" if self.policy == CONTINUOUS else self.policy
-        precision = "" if self.precision.dtype == "auto" else str(self.precision)
+        precision = "" if str(self.precision) == "auto" else str(self.precision)
         return ", ".join(part for part in (TITLES[self.kind], policy, drafts, precision) if part)
 
     @property

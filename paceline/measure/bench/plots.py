@@ -45,7 +45,7 @@ def plot_throughput(result: BenchResult, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("batch size")
     axes.set_ylabel("tokens per second")
-    axes.set_title(f"Throughput: {_models(result)}", loc="left", fontsize=12)
+    axes.set_title(f"Throughput: {_models(result)}", loc="left", fontsize=12, parse_math=False)
     axes.grid(axis="y", color="#dddddd", linewidth=0.8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=10)
@@ -78,7 +78,7 @@ def plot_rounds(result: BenchResult, path: Path) -> None:
     axes.set_xticks([])
     axes.tick_params(left=False)
     axes.spines[["top", "right", "bottom", "left"]].set_visible(False)
-    axes.set_title(f"Where a round's time goes: {_models(result)}", loc="left", fontsize=12, pad=28)
+    axes.set_title(f"Where a round's time goes: {_models(result)}", loc="left", fontsize=12, pad=28, parse_math=False)
     axes.legend(frameon=False, ncols=6, loc="lower left", bbox_to_anchor=(0.0, 1.0), fontsize=10, handlelength=1.0)
     save_figure(figure, path)
 

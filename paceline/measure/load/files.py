@@ -43,7 +43,7 @@ def _row(record: SentRequest) -> dict[str, Any]:
 def write_plot(path: Path, title: str, summary: LoadSummary, records: Sequence[SentRequest]) -> None:
     """Draw how latencies are distributed, and throughput and load over time, as PNG."""
     figure = new_figure(12, 5)
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     left, right = figure.subplots(1, 2)
     _draw_latencies(left, records, summary)
     _draw_throughput(right, records, summary)

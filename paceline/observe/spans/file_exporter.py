@@ -1,5 +1,6 @@
 """The exporter of `--trace-file`, which writes ended spans to a file, one JSON object per line."""
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,11 +15,14 @@ from paceline.observe.records import EventRecord, LinkRecord, SpanRecord, to_lin
 
 log = structlog.get_logger()
 
+BLOCK_BYTES = 1 << 16
+
 
 class FileExporter(SpanExporter):
     def __init__(self, path: Path) -> None:
         """Open `path` for appending. Raise StartupError when it cannot be written."""
         try:
+            _cut_to_whole_lines(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise StartupError(f"--trace-file {path} cannot be written: {error}") from error
@@ -35,6 +39,22 @@ class FileExporter(SpanExporter):
     def shutdown(self) -> None:
         with suppress(OSError):  # closing repeats a write that failed
             self._file.close()
+
+
+def _cut_to_whole_lines(path: Path) -> None:
+    """Take away what a killed process left of its last line: the next span would be written behind it."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(0, end - BLOCK_BYTES)
+            file.seek(begin)
+            if (place := file.read(end - begin).rfind(b"\n")) >= 0:
+                file.truncate(begin + place + 1)
+                return
+            end = begin
+        file.truncate(0)
 
 
 def to_record(span: ReadableSpan) -> SpanRecord:
