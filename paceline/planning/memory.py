@@ -143,9 +143,10 @@ def layer_token_bytes(model: ModelDimensions, form: WeightForm) -> int:
     sums = 2 * FLOAT_BYTES * hidden  # what goes through the layers, and what is added to it
     products = FLOAT_BYTES * (model.projection_size + 2 * inner)
     entering = value * (hidden + model.attended_size + inner)
-    # Where the processor multiplies no bfloat16, or beside weights of int8, a product's rows become float32 first.
-    widened = FLOAT_BYTES * inner if form.device == "cpu" and value < FLOAT_BYTES else 0
-    return sums + products + entering + widened
+    # Where the processor multiplies no bfloat16, or beside weights of int8, a product's rows become float32 first, and
+    # those of float32 perhaps int8 (`w8a8`).
+    converted = FLOAT_BYTES * inner if value < FLOAT_BYTES else inner if form.is_int8 else 0
+    return sums + products + entering + (converted if form.device == "cpu" else 0)
 
 
 def heads_token_bytes(model: ModelDimensions, form: WeightForm, tapped_count: int) -> int:

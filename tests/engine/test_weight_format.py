@@ -118,6 +118,17 @@ def test_of_a_large_draft_few_products_are_tried(
     assert (head.weights[0].shape[0], head.share) == (32, 32 / 320)
 
 
+@NEEDS_VNNI
+def test_a_format_that_cannot_multiply_rows_of_some_size_is_not_chosen(
+    times: dict[WeightFormat, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The product of such rows may not be among those that are tried, and the start was refused."""
+    times[FULL_W8A8] = 0.1
+    odd = write_model(tmp_path, "Llama", intermediate_size=72)
+    found = load_fastest(str(odd)).description
+    assert found.quantization == "int8"
+
+
 def test_what_is_no_plain_decoder_keeps_the_checkpoints_format(
     times: dict[WeightFormat, float], tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from paceline.measure.bench import grid
 from paceline.measure.bench.grid import BenchPlan, SystemSpec
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.equivalence.equivalence import HUGGING_FACE, PLAIN, must_equal
-from paceline.measure.equivalence.precision import Precision
+from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
 from paceline.measure.prompts import read_text_codec, select_lines, thin_out
@@ -76,14 +76,29 @@ def test_outputs_must_equal_what_their_precision_promises(
     word: str, policy: str, equal_to_plain: bool, equal_to_hugging_face: bool
 ) -> None:
     precision = Precision.parse(word).under(policy)
-    found = [must_equal(reference, precision) for reference in (PLAIN, HUGGING_FACE)]
+    found = [must_equal(reference, precision, "none") for reference in (PLAIN, HUGGING_FACE)]
     assert found == [equal_to_plain, equal_to_hugging_face]
 
 
-@pytest.mark.parametrize(("word", "equal_to_plain"), [("float32", True), ("bfloat16", True), ("float32-fast", False)])
-def test_where_rows_are_rounded_to_int8_only_plain_decoding_is_promised(word: str, equal_to_plain: bool) -> None:
-    found = [must_equal(reference, Precision.parse(word), "w8a8") for reference in (PLAIN, HUGGING_FACE)]
+@pytest.mark.parametrize(
+    ("word", "policy", "equal_to_plain"),
+    [
+        ("float32", "continuous", True),
+        ("float32", "eqspec", False),
+        ("float32-strict", "eqspec", True),
+        ("bfloat16", "continuous", True),
+        ("float32-fast", "continuous", False),
+    ],
+)
+def test_where_rows_are_rounded_to_int8_only_plain_decoding_is_promised(
+    word: str, policy: str, equal_to_plain: bool
+) -> None:
+    """The dense layout of the paper's policies is no part of one strict model with the paged one, so it is fast."""
+    precision = Precision.parse(word).under(policy, "w8a8")
+    found = [must_equal(reference, precision, "w8a8") for reference in (PLAIN, HUGGING_FACE)]
     assert found == [equal_to_plain, False]
+    options = with_precision(ClusterOptions(), Precision.parse(word), policy, "w8a8")
+    assert options.numerics == precision.numerics
 
 
 def test_one_sequence_at_a_time_and_plain_decoding_have_one_lane() -> None:

@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, TraceFlags
 from paceline.observe.records import SpanRecord, read_spans, to_line
 from paceline.observe.report.receiver import records_of
 from paceline.observe.spans import provider
-from paceline.observe.spans.file_exporter import FileExporter
+from paceline.observe.spans.file_exporter import BEGINNING, FileExporter
 from paceline.observe.spans.provider import SCHEMA_URL, make_provider, make_tracer
 from paceline.observe.spans.setup import tracing
 from tests.commands import python_code
@@ -214,7 +214,8 @@ def test_a_restarted_service_goes_on_behind_the_line_that_its_end_cut_short(tmp_
     """The next span was written onto the stump, and the whole file could not be read."""
     path = tmp_path / "target.jsonl"
     whole = to_line(SpanRecord("before", "a" * 32, "b" * 16, None, "server", "target", "1", 0, 10)) + "\n"
-    for left in (whole + whole[:40], whole[:40], whole):
+    assert whole.encode().startswith(BEGINNING)
+    for left in (whole + whole[:40], whole[:40], whole[:3], whole):
         path.write_text(left)
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(FileExporter(path)))
@@ -222,3 +223,10 @@ def test_a_restarted_service_goes_on_behind_the_line_that_its_end_cut_short(tmp_
         provider.shutdown()
         before = ["before"] if "\n" in left else []
         assert [one.name for one in read_spans([str(path)])] == [*before, "after"]
+
+
+def test_a_file_of_others_loses_nothing_to_spans(tmp_path: Path) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text('{"my": "settings"}')
+    FileExporter(path).shutdown()
+    assert path.read_text() == '{"my": "settings"}'

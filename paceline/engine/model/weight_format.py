@@ -25,6 +25,7 @@ SAMPLED_NUMBERS = 1 << 23
 ROW_COUNTS = (1, 8)
 """Rows of a pass that drafts one token for one sequence, and for a group of eight."""
 TRIALS = 5
+NARROW_COLUMNS = 16
 FORMAT_DTYPES = (torch.float32, torch.bfloat16)
 """Dtypes that products of our own have."""
 
@@ -58,8 +59,16 @@ def fastest_format(module: PreTrainedModel, formats: Sequence[WeightFormat], bac
     if len(formats) == 1:
         return formats[0]
     layer_parameter_count = module.num_parameters() // len(cast(Any, module).model.layers)
-    times = _pass_seconds(_samples(module), formats, backend, layer_parameter_count)
-    return min(formats, key=times.__getitem__)
+    narrow = _narrow_weights(module)
+    able = [one for one in formats if None not in _products(narrow, one, backend)]
+    times = _pass_seconds(_samples(module), able, backend, layer_parameter_count)
+    return min(able, key=times.__getitem__)
+
+
+def _narrow_weights(module: Any) -> list[torch.Tensor]:
+    """Return a few columns of products for rows of every size: by some sizes a format cannot multiply at all."""
+    weights = [one.weight.detach() for layer in module.model.layers for group in products_of(layer) for one in group]
+    return [*{one.shape[1]: one[:NARROW_COLUMNS] for one in weights}.values()]
 
 
 @dataclass(frozen=True)

@@ -141,13 +141,11 @@ def partly_wrong(output: Sequence[int]) -> list[int]:
     return [output[0] if place % WRONG_EVERY == WRONG_EVERY - 1 else token for place, token in enumerate(output)]
 
 
-def must_equal(reference: str, precision: Precision, quantization: str = "none") -> bool:
+def must_equal(reference: str, precision: Precision, quantization: str) -> bool:
     """Return whether outputs in a precision are promised to equal the reference's; `quantization` is the target's."""
-    rounds_rows = quantization == "w8a8"  # to int8, so that numbers on the edge of two fall to either
-    if precision.dtype == "float32" and not rounds_rows:
-        return True
-    is_strict = precision.is_strict or (rounds_rows and precision.numerics == "auto")
-    return reference == PLAIN and is_strict
+    # Of rows that are rounded to int8, numbers on the edge of two fall to either.
+    is_precise = precision.dtype == "float32" and quantization != "w8a8"
+    return is_precise or (reference == PLAIN and precision.is_strict(quantization))
 
 
 class Equivalence:
@@ -224,7 +222,9 @@ class Equivalence:
     ) -> Outputs:
         kind = PLAIN if max_draft_count == 0 else case.policy_and_sources
         self._observer.started(f"{precision} {kind}, B = {case.batch_size}", 1)
-        options = replace(with_precision(self._plan.pair, precision, case.policy), batch_size=case.batch_size)
+        options = replace(
+            with_precision(self._plan.pair, precision, case.policy, self._quantization), batch_size=case.batch_size
+        )
         as_asked = self._plan.max_new_tokens, max_draft_count, case.sources, predictions
         async with running_system(options, *as_asked) as system:
             self._check_target(precision, case, (await system.models())[0])
@@ -244,7 +244,7 @@ class Equivalence:
 
     async def _compare(self, references: _References, system: str, case: _Case, outputs: Outputs) -> None:
         gap = references.hugging_face.logit_gap
-        precision = references.precision.under(case.policy)
+        precision = references.precision.under(case.policy, self._quantization)
         for name, expected in references.outputs.items():
             mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, gap)
             self._observer.agreed(

@@ -40,26 +40,29 @@ class Precision:
     def __str__(self) -> str:
         return self.dtype if self.numerics == "auto" else f"{self.dtype}-{self.numerics}"
 
-    @property
-    def is_strict(self) -> bool:
-        """Whether numerics are strict; meaningful for a named dtype only."""
-        return self.numerics == "strict" or (self.numerics == "auto" and self.dtype in HALF_DTYPES)
+    def is_strict(self, quantization: str) -> bool:
+        """Return whether numerics of a target with this quantisation are strict; meaningful for a named dtype only."""
+        is_rounded = self.dtype in HALF_DTYPES or quantization == "w8a8"
+        return self.numerics == "strict" or (self.numerics == "auto" and is_rounded)
 
-    def under(self, policy: str) -> Self:
-        """Return the precision under a policy: `auto` in half precision is fast under the paper's, which are dense."""
-        becomes_fast = _is_dense(policy, self) and self.is_strict
+    def under(self, policy: str, quantization: str = "none") -> Self:
+        """Return the precision under a policy: `auto` that were strict is fast under the paper's, which are dense."""
+        becomes_fast = _is_dense(policy, self) and self.is_strict(quantization)
         return replace(self, numerics="fast") if becomes_fast else self
 
 
-def with_precision(options: ClusterOptions, precision: Precision, policy: str) -> ClusterOptions:
+def with_precision(
+    options: ClusterOptions, precision: Precision, policy: str, quantization: str = "none"
+) -> ClusterOptions:
     """Set a policy and a precision. The paper's policies get their dense layout unless strict is asked for.
 
+    `quantization` is what the target has by its own settings.
     Nothing but a draft service drafts under them.
     """
     return replace(
         options,
         dtype=precision.dtype,
-        numerics=precision.under(policy).numerics,
+        numerics=precision.under(policy, quantization).numerics,
         policy=policy,
         layout="dense" if _is_dense(policy, precision) else "paged",
         heads=NO_HEADS if policy in PAPER_POLICIES else options.heads,

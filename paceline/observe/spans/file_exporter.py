@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import structlog
 from opentelemetry.sdk.trace import ReadableSpan
@@ -16,13 +17,15 @@ from paceline.observe.records import EventRecord, LinkRecord, SpanRecord, to_lin
 log = structlog.get_logger()
 
 BLOCK_BYTES = 1 << 16
+BEGINNING = b'{"name":'
+"""What every line begins with."""
 
 
 class FileExporter(SpanExporter):
     def __init__(self, path: Path) -> None:
         """Open `path` for appending. Raise StartupError when it cannot be written."""
         try:
-            _cut_to_whole_lines(path)
+            _cut_stump(path)
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise StartupError(f"--trace-file {path} cannot be written: {error}") from error
@@ -41,20 +44,30 @@ class FileExporter(SpanExporter):
             self._file.close()
 
 
-def _cut_to_whole_lines(path: Path) -> None:
-    """Take away what a killed process left of its last line: the next span would be written behind it."""
+def _cut_stump(path: Path) -> None:
+    """Take away what a killed process left of its last span: the next one would be written behind it.
+
+    What is no span stays, for the file is another's.
+    """
     if not path.is_file():
         return
     with path.open("r+b") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            begin = max(0, end - BLOCK_BYTES)
-            file.seek(begin)
-            if (place := file.read(end - begin).rfind(b"\n")) >= 0:
-                file.truncate(begin + place + 1)
-                return
-            end = begin
-        file.truncate(0)
+        place = _last_line(file)
+        file.seek(place)
+        if BEGINNING.startswith(file.read(len(BEGINNING))):
+            file.truncate(place)
+
+
+def _last_line(file: BinaryIO) -> int:
+    """Return the place behind the last end of a line."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - BLOCK_BYTES)
+        file.seek(begin)
+        if (place := file.read(end - begin).rfind(b"\n")) >= 0:
+            return begin + place + 1
+        end = begin
+    return 0
 
 
 def to_record(span: ReadableSpan) -> SpanRecord:
