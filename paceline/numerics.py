@@ -11,7 +11,7 @@ def promise(target: ModelDescription) -> str:
 def _outputs(target: ModelDescription) -> str:
     if target.numerics == "strict":
         return "speculative output equals plain decoding, bit for bit"
-    if target.dtype == "float32" and target.quantization != "w8a8":
+    if target.dtype == "float32" and not target.rounds_rows:
         weights = f" with the {target.quantization} weights" if target.quantization else ""
         return f"output equals Hugging Face greedy decoding{weights}, token for token"
     return "rounding decides between close logits, so speculative output may differ from plain decoding"

@@ -79,11 +79,9 @@ def _check_choices(row: VerifyRow, verdict: Verdict, length: int, vocabulary_siz
             f", drafts {drafts} of {row.propose_count}",
         )
     if verdict.logprobs:
-        top_count = min(row.top_logprob_count or 0, vocabulary_size)
-        if len(verdict.logprobs) != verdict.accepted_count + 1 or not all(
-            _is_possible(one, top_count, vocabulary_size) for one in verdict.logprobs
-        ):
+        if len(verdict.logprobs) != verdict.accepted_count + 1:
             raise _lie(row.sequence_id, f"log-probabilities of {len(verdict.logprobs)} chosen tokens")
+        _check_logprobs(row, verdict.logprobs, vocabulary_size)
 
 
 def scored_count(row: VerifyRow, result: VerifyOutcome) -> int:
@@ -97,9 +95,13 @@ def _check_scores(row: VerifyRow, result: VerifyOutcome, vocabulary_size: int) -
     count = len(result.token_logprobs)
     if count != scored_count(row, result) or count >= len(row.token_ids):
         raise _lie(row.sequence_id, f"log-probabilities of {count} tokens, and {result.cached_length} cached tokens")
+    _check_logprobs(row, result.token_logprobs, vocabulary_size)
+
+
+def _check_logprobs(row: VerifyRow, logprobs: Sequence[TokenLogprobs], vocabulary_size: int) -> None:
     top_count = min(row.top_logprob_count or 0, vocabulary_size)
-    if not all(_is_possible(one, top_count, vocabulary_size) for one in result.token_logprobs):
-        raise _lie(row.sequence_id, f"log-probabilities above 0, or not of {top_count} tokens beside the row's own")
+    if not all(_is_possible(one, top_count, vocabulary_size) for one in logprobs):
+        raise _lie(row.sequence_id, f"log-probabilities above 0, or not of {top_count} tokens beside each one's own")
 
 
 def _is_possible(logprobs: TokenLogprobs, top_count: int, vocabulary_size: int) -> bool:

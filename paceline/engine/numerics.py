@@ -21,7 +21,7 @@ def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fa
     a mixture of experts that would be strict: in half precision it needs `fast` by name.
     """
     dtype = model.description.dtype
-    is_precise = model.kv_shape.dtype == torch.float32 and model.description.quantization != "w8a8"
+    is_precise = model.kv_shape.dtype == torch.float32 and not model.description.rounds_rows
     if options.numerics == "fast" or (options.numerics == "auto" and is_precise):
         return "fast"
     if model.mixes_experts:

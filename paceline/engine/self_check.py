@@ -58,7 +58,7 @@ def check_model(model: LoadedModel, own: Sequence[torch.Tensor]) -> None:
         for one, other in zip(own, ragged, strict=True)
     )
     # Where rows are rounded, a number on the edge of two may fall to either, which is as coarse as bfloat16.
-    rounds_rows = model.description.quantization == "w8a8"
+    rounds_rows = model.description.rounds_rows
     if not difference <= TOLERANCES[torch.bfloat16 if rounds_rows else model.kv_shape.dtype]:
         raise ModelNotUsable(
             f"{model.description.architecture} gives other logits through the engine than by itself "

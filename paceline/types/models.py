@@ -102,6 +102,11 @@ class ModelDescription:
         return {name: getattr(self, name) for name in own}
 
     @property
+    def rounds_rows(self) -> bool:
+        """Whether rows are rounded to int8 too, so that a number on the edge of two may fall to either."""
+        return self.quantization == "w8a8"
+
+    @property
     def precision(self) -> str:
         """The dtype for people, with what the weights were quantised to."""
         return f"{self.dtype} with {self.quantization} weights" if self.quantization else self.dtype
