@@ -128,6 +128,22 @@ struct Vectors {
         return all;
     }
 
+    INLINE uint32_t sum(Bits values) {
+        uint32_t total = 0;
+        for (int lane = 0; lane < LANES; lane++) total += values[lane];
+        return total;
+    }
+    INLINE int32_t largest_lane(Ints values) {
+        int32_t largest = values[0];
+        for (int lane = 1; lane < LANES; lane++) largest = values[lane] > largest ? values[lane] : largest;
+        return largest;
+    }
+    INLINE float float_of(int32_t bits) {
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+
     INLINE float sum(Floats values) {
         float total = 0;
         for (int lane = 0; lane < LANES; lane++) total += values[lane];

@@ -238,27 +238,26 @@ INLINE const RoundedRow *rounded_row(const Product &p, int64_t m) {
 // Rounds a row [size], a multiple of WIDEST, to the nearest of 255 numbers that reach to its largest.
 template <class V, class T>
 INLINE void round_row(const T *values, int64_t size, void *to) {
+    typedef typename V::Ints Ints;
+    typedef typename V::Bits Bits;
     constexpr float LARGEST = 127, LEAST = 1e-30f, WHOLE = 3 << 22;  // added to a small number, this leaves no fraction
     auto *numbers = static_cast<int8_t *>(to) + sizeof(RoundedRow);
-    typename V::Floats largest{}, strange{};
+    // Without their signs numbers are in the order of their bits, and what is no finite number is above all others.
+    Ints largest{};
     for (int64_t i = 0; i < size; i += V::LANES) {
-        const typename V::Floats own = V::load(values + i);
-        largest = V::larger(own < 0 ? -own : own, largest);
-        strange += own - own;  // 0, but of what is no finite number
+        const Ints own = reinterpret_cast<Ints>(V::load(values + i)) & 0x7fffffff;
+        largest = own > largest ? own : largest;
     }
-    float top = 0;
-    for (int lane = 0; lane < V::LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
-    const float inverse = top > LEAST ? LARGEST / top : 0;
-    typename V::Ints total{};
+    const float top = V::float_of(V::largest_lane(largest)), inverse = top > LEAST ? LARGEST / top : 0;
+    Bits total{};
     for (int64_t i = 0; i < size; i += V::LANES) {
-        const auto shifted = reinterpret_cast<typename V::Ints>(V::load(values + i) * inverse + WHOLE);
-        const auto bytes = __builtin_convertvector(shifted, typename V::Bytes);  // the last byte is the number
-        total += __builtin_convertvector(bytes, typename V::Ints);
+        const Bits shifted = reinterpret_cast<Bits>(V::load(values + i) * inverse + WHOLE);
+        total += shifted - reinterpret_cast<Bits>(V::all(WHOLE));
+        // The last byte is the number. A step to a quarter of the size would be made lane by lane.
+        const auto bytes = __builtin_convertvector(__builtin_convertvector(shifted, typename V::Halves), typename V::Bytes);
         std::memcpy(numbers + i, &bytes, sizeof bytes);
     }
-    int32_t sum = 0;
-    for (int lane = 0; lane < V::LANES; lane++) sum += total[lane];
-    const RoundedRow row{V::sum(strange) == 0 ? top / LARGEST : NAN, -128 * sum};
+    const RoundedRow row{std::isfinite(top) ? top / LARGEST : NAN, static_cast<int32_t>(-128u * V::sum(total))};
     std::memcpy(to, &row, sizeof row);
 }
 BY_WIDTH(round_float, (const float *values, int64_t size, void *to), (values, size, to), round_row, float)
@@ -272,26 +271,26 @@ COUNTED INLINE void counted(const Product &p, const Part &part) {
     const auto *rows = reinterpret_cast<const int8_t *>(rounded_row(p, part.m) + 1);
     float *out = p.out + part.m * p.column_count + part.column;
     __m512i sums[ROWS][BLOCKS];
-    for (int r = 0; r < ROWS; r++)
-        for (int b = 0; b < BLOCKS; b++)
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int b = 0; b < BLOCKS; b++)
             sums[r][b] = part.begin ? _mm512_loadu_si512(out + r * p.column_count + b * COLUMNS) : _mm512_setzero_si512();
     for (int64_t k = part.begin; k < part.end; k += 4) {
         __m512i own[BLOCKS];
-        for (int b = 0; b < BLOCKS; b++) {
+        UNROLLED for (int b = 0; b < BLOCKS; b++) {
             const T *block = weights + (b * p.size + k) * COLUMNS;
             own[b] = _mm512_loadu_si512(block);
             if (ROWS > 1) __builtin_prefetch(block + AHEAD_BYTES);
         }
-        for (int r = 0; r < ROWS; r++) {
+        UNROLLED for (int r = 0; r < ROWS; r++) {
             int32_t four;
             std::memcpy(&four, rows + r * stride + k, sizeof four);
             const __m512i all = _mm512_set1_epi32(four);
-            for (int b = 0; b < BLOCKS; b++) sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], own[b], all);
+            UNROLLED for (int b = 0; b < BLOCKS; b++) sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], own[b], all);
         }
     }
-    for (int r = 0; r < ROWS; r++) {
+    UNROLLED for (int r = 0; r < ROWS; r++) {
         const RoundedRow row = *rounded_row(p, part.m + r);
-        for (int b = 0; b < BLOCKS; b++) {
+        UNROLLED for (int b = 0; b < BLOCKS; b++) {
             float *to = out + r * p.column_count + b * COLUMNS;
             if (part.end < p.size) {
                 _mm512_storeu_si512(to, sums[r][b]);  // the rest of K is added later

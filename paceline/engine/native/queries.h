@@ -43,25 +43,20 @@ constexpr int most_queries() { return V::LANES == WIDEST ? 8 : 4; }
 template <class V, int D, class T>
 constexpr bool in_pairs() { return sizeof(T) == sizeof(Half) && D >= 2 * V::LANES; }
 
-// Puts LANES keys from key `j` on into `tile` [D / 2, 2, LANES]: two numbers of every other key beside each other. Fetches
-// those AHEAD bit by bit.
+// Puts LANES keys from key `j` on into `tile` [D / 2, 2, LANES]: two numbers of every other key beside each other.
 template <class V, int D, class T>
 INLINE void take_keys(const Keys<T> &read, int64_t j, float *tile) {
     constexpr bool PAIRS = in_pairs<V, D, T>();
     constexpr int KEYS = V::LANES / 2, SIZE = (PAIRS ? 2 : 1) * V::LANES;
     for (int m = 0; m < 2; m++) {
-        const T *keys[KEYS], *next[KEYS];
-        UNROLLED for (int k = 0; k < KEYS; k++) {
-            keys[k] = read.keys + read.slots[j + 2 * k + m] * D;
-            next[k] = ahead<D>(read, read.keys, j + 2 * k + m);
-        }
+        const T *keys[KEYS];
+        UNROLLED for (int k = 0; k < KEYS; k++) keys[k] = read.keys + read.slots[j + 2 * k + m] * D;
         for (int d = 0; d < D; d += SIZE) {
             const int from = d < D - SIZE ? d : D - SIZE;
             typename V::Floats rows[KEYS];
             UNROLLED for (int k = 0; k < KEYS; k++) {
                 if constexpr (PAIRS) std::memcpy(&rows[k], keys[k] + from, sizeof rows[k]);
                 else rows[k] = V::load(keys[k] + from);
-                __builtin_prefetch(next[k] + from);
             }
             V::transpose_twos(rows);
             float *to = tile + (from + m) * V::LANES;
@@ -81,13 +76,16 @@ INLINE void take_query(const float *from, float *to) {
 }
 
 // Puts the products of COUNT queries [COUNT, D] with the keys of a tile into `scores`, [COUNT, stride]. Each is two sums, in
-// the same order whatever COUNT is.
-template <class V, int D, int COUNT>
-INLINE void score(const float *queries, const float *tile, float *scores, int64_t stride) {
+// the same order whatever COUNT is. Fetches LANES keys from `next` on, unless it is null, bit by bit: the processor waits for a
+// dozen of lines at a time, so they would hold up what follows them if they were asked for at once.
+template <class V, int D, class T, int COUNT>
+INLINE void score(const float *queries, const float *tile, float *scores, int64_t stride, const T *next) {
+    constexpr int STEP = 2 * V::LANES, OF_LINE = LINE / sizeof(T);
     typename V::Floats sums[COUNT][2] = {};
     for (int d = 0; d < D; d += 2, tile += 2 * V::LANES) {
         typename V::Floats keys[2];
         UNROLLED for (int m = 0; m < 2; m++) keys[m] = V::load(tile + m * V::LANES);
+        if (next) UNROLLED for (int i = 0; i < STEP; i += OF_LINE) __builtin_prefetch(next + d * V::LANES + i);
         UNROLLED for (int q = 0; q < COUNT; q++) {
             const typename V::Floats own = V::repeat_two(queries + q * D + d);
             UNROLLED for (int m = 0; m < 2; m++) sums[q][m] += own * keys[m];
@@ -95,21 +93,21 @@ INLINE void score(const float *queries, const float *tile, float *scores, int64_
     }
     UNROLLED for (int q = 0; q < COUNT; q++) V::store(scores + q * stride, V::sums_of_twos(sums[q][0], sums[q][1]));
 }
-template <class V, int D, int COUNT = most_queries<V>()>
-INLINE void score_all(const float *queries, int64_t count, const float *tile, float *scores, int64_t stride) {
-    for (; count >= COUNT; count -= COUNT, queries += COUNT * D, scores += COUNT * stride)
-        score<V, D, COUNT>(queries, tile, scores, stride);
-    if constexpr (COUNT > 1) score_all<V, D, COUNT / 2>(queries, count, tile, scores, stride);
+template <class V, int D, class T, int COUNT = most_queries<V>()>
+INLINE void score_all(const float *queries, int64_t count, const float *tile, float *scores, int64_t stride, const T *next) {
+    for (; count >= COUNT; count -= COUNT, queries += COUNT * D, scores += COUNT * stride, next = nullptr)
+        score<V, D, T, COUNT>(queries, tile, scores, stride, next);
+    if constexpr (COUNT > 1) score_all<V, D, T, COUNT / 2>(queries, count, tile, scores, stride, next);
 }
 
 // Puts the products of `count` queries with the first `length` keys into `scores`. What is beyond `length` up to the next
-// multiple of LANES is of no use.
+// multiple of LANES is of no use. Keys are fetched as if those that are read together followed each other.
 template <class V, int D, class T>
 INLINE void score_keys(const float *queries, int64_t count, const Keys<T> &read, int64_t length, float *scores, int64_t stride) {
     alignas(64) float tile[D * V::LANES];
     for (int64_t j = 0; j < length; j += V::LANES) {
         take_keys<V, D>(read, j, tile);
-        score_all<V, D>(queries, count, tile, scores + j, stride);
+        score_all<V, D, T>(queries, count, tile, scores + j, stride, ahead<D>(read, read.keys, j));
     }
 }
 
