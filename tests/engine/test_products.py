@@ -74,13 +74,14 @@ def test_a_row_has_the_same_result_among_any_rows_and_with_any_number_of_threads
                     )
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
+@pytest.mark.parametrize("strange", [float("inf"), -float("inf"), float("nan"), -float("nan")])
+def test_what_is_no_number_stays_in_its_row(strange: float) -> None:
     weight, rows = numbers(40, 64, seed=1), numbers(20, 64, seed=2)
     for dtype, way in ways():
         multiply = PackedWeight(as_weight(weight, dtype)[0], None, way)
         expected = multiply(rows)
         touched = rows.clone()
-        touched[7, 5] = float("inf")
+        touched[7, 5] = strange
         found = multiply(touched)
         assert not found[7].isfinite().any()
         assert torch.equal(found[[*range(7), *range(8, 20)]], expected[[*range(7), *range(8, 20)]])
