@@ -1,8 +1,12 @@
 """The settings of memory: `--memory` is bytes, `--kv-memory` is bytes or a share of what is free."""
 
+import re
 from dataclasses import dataclass
 
 from pydantic import ByteSize, TypeAdapter
+
+_WHOLE = re.compile(r"\s*\+?\d*\.?\d+\s*\w*\s*")
+"""A number and its unit with nothing after them, which pydantic would pass over: of `1,5GiB` it takes the 1."""
 
 
 @dataclass(frozen=True)
@@ -16,8 +20,8 @@ class KvMemory:
 def parse_memory(setting: str) -> int:
     """Read bytes, such as `16GiB` or `1000000`. Raise ValueError, naming valid forms."""
     try:
-        if setting.endswith("%"):  # which pydantic passes over
-            raise ValueError(f"{setting} is a share")
+        if not _WHOLE.fullmatch(setting):
+            raise ValueError(f"{setting} is more than a number and its unit")
         return int(TypeAdapter(ByteSize).validate_python(setting))
     except ValueError as error:
         raise ValueError("give bytes such as 16GiB") from error

@@ -52,7 +52,9 @@ def _parse(number: int, line: str) -> InputLine:
     if not isinstance(row, dict):
         return InputLine(number, None, f"line {number} is not a JSON object")
     turns = row.get("turns")
-    prompt = row.get("prompt", turns[0] if isinstance(turns, list) and turns else None)
+    prompt = row.get("prompt")
+    if prompt is None and isinstance(turns, list) and turns:  # tables write null for what a line lacks
+        prompt = turns[0]
     line_id = row.get("id", row.get("question_id", number))
     category, prediction = row.get("category"), row.get("prediction")
     if not isinstance(prompt, str):

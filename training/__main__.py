@@ -247,7 +247,6 @@ def train_grid(
         return grid.Recipe(
             _lessons(target, [*learnt, *gold], lessons_file, seed, device),
             held,
-            grid.cells_named(held_out),
             tokenizer,
             seed,
             device,
@@ -255,7 +254,7 @@ def train_grid(
         )
 
     wanted = grid.cells(comma_counts("--depths", depths), comma_counts("--token-counts", token_counts))
-    write_points(folder / "points.json", grid.made_points(folder, wanted, recipe))
+    write_points(folder / "points.json", grid.made_points(folder, wanted, grid.cells_named(held_out), recipe))
     console.print(f"written to {folder / 'points.json'}")
 
 

@@ -73,9 +73,11 @@ class FrozenTarget:
 def features_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int | None = None) -> list[Features]:
     """Return the features of the outputs in a file, `most` of them; from `file`, which is written when it is missing.
 
-    Raise InvalidRequest when the file has features of something else.
+    Raise InvalidRequest when the file has features of something else, and when there are no outputs.
     """
     rows = json.loads(outputs.read_text())[:most]
+    if not rows:
+        raise InvalidRequest(f"--outputs {outputs} has no outputs to learn from; make some with `training outputs`")
     texts = [(row["token_ids"], row["prompt_count"]) for row in rows]
     if file is None or not file.exists():
         made = target.features(texts)

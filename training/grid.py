@@ -73,8 +73,6 @@ class Recipe:
     lessons: Sequence[Lesson]
     held: Sequence[Output]
     """Outputs that acceptance is counted on."""
-    held_out: frozenset[Cell]
-    """Cells that laws are compared with."""
     tokenizer: Tokenizer
     seed: int
     device: str
@@ -100,11 +98,16 @@ class Recipe:
         step_s = _step_s(model.cpu())
         save_tokenizer(self.tokenizer, cell.draft_folder(folder), MAX_LENGTH)
         save(model, progress, cell.draft_folder(folder))
-        return Point(cell.depth, progress.token_count, share, train_s, step_s, cell in self.held_out)
+        return Point(cell.depth, progress.token_count, share, train_s, step_s)
 
 
-def made_points(folder: Path, wanted: Sequence[Cell], recipe: Callable[[], Recipe]) -> list[Point]:
-    """Make the cells that are not there yet, and return the points of all; a recipe is asked for only if one lacks."""
+def made_points(
+    folder: Path, wanted: Sequence[Cell], held_out: frozenset[Cell], recipe: Callable[[], Recipe]
+) -> list[Point]:
+    """Make the cells that are not there yet, and return the points of all; a recipe is asked for only if one lacks.
+
+    What is held out may differ from call to call: cells that are there already were made in the same way.
+    """
     missing = [one for one in wanted if not one.point_file(folder).exists()]
     if missing:
         made = recipe()
@@ -112,7 +115,7 @@ def made_points(folder: Path, wanted: Sequence[Cell], recipe: Callable[[], Recip
             point = made.point(cell, folder)
             write_points(cell.point_file(folder), [point])
             made.report(f"depth {cell.depth}, {point.token_count} tokens: {point.acceptance:.3f} right")
-    return [point for one in wanted for point in read_points(one.point_file(folder))]
+    return [replace(point, held_out=one in held_out) for one in wanted for point in read_points(one.point_file(folder))]
 
 
 @torch.no_grad()

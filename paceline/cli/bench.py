@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import (
     POLICIES,
     Category,
@@ -25,7 +25,7 @@ from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
 from paceline.errors import InvalidRequest
 from paceline.files import replace_file
-from paceline.measure.bench.grid import HEADS, KINDS, LLAMA_CPP, SYSTEMS, BenchPlan
+from paceline.measure.bench.grid import HEADS, KINDS, LLAMA_CPP, SYSTEMS, BenchPlan, groups
 from paceline.measure.equivalence.precision import AS_SERVED, DTYPES, Precision
 from paceline.measure.files import prepare_folder
 from paceline.measure.peers.llama_cpp import check_llama_cpp
@@ -94,7 +94,7 @@ class BenchFlags:
         return QUICK if self.quick else FULL
 
     def plan(self, pair: ClusterOptions) -> BenchPlan:
-        """Raise InvalidRequest for a flag that cannot be read, and for heads that nobody gave."""
+        """Raise InvalidRequest for a flag that cannot be read, heads that nobody gave, and what measures nothing."""
         plan = BenchPlan(
             pair,
             comma_list("--systems", self.systems, SYSTEMS),
@@ -110,6 +110,13 @@ class BenchFlags:
         )
         if HEADS in plan.kinds and pair.heads == NO_HEADS:
             raise InvalidRequest("--systems has heads, and there are none; give --heads", field="systems")
+        if not groups(plan):
+            raise InvalidRequest(
+                f"--systems {self.systems} leaves nothing to measure: no peer drafts with a model without "
+                "--draft-model, and under the paper's --policies no other of --source-sets than draft drafts; give "
+                "what one lacks, or other --systems",
+                field="systems",
+            )
         return plan
 
 
@@ -159,14 +166,14 @@ class _Reporting:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = words_console(soft_wrap=True)
         self._result: BenchResult | None = None
 
     def run(self, plan: BenchPlan, prompts: list[MeasuredPrompt], input_name: str) -> None:
         from paceline.measure.bench.bench import Bench, Observer
 
         try:
-            with work_progress(Console(stderr=True)) as work:
+            with work_progress(words_console(stderr=True)) as work:
                 observer = Observer(work.started, work.advanced, self._measured)
                 run_async(Bench(plan, prompts, input_name, observer).run())
         finally:

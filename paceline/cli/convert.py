@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
+
+from paceline.cli.consoles import words_console
 
 
 def command(
@@ -17,9 +19,9 @@ def command(
     # Imported late: torch is slow to import, and `paceline` runs without it.
     from paceline.engine.model.conversion import convert
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = words_console(soft_wrap=True)
     output = output or _beside(model)
-    with console.status(f"converting {model}"):
+    with console.status(Text(f"converting {model}")):  # of a string rich would read styles
         done = convert(model, output)
     weights = f"{done.tensor_count} tensors, {done.total_bytes / 2**30:.2f} GiB of {', '.join(done.dtypes)}"
     console.print(f"weights    {weights if done.tensor_count else 'as they were'}")
@@ -32,5 +34,7 @@ def command(
 
 def _beside(model: str) -> Path:
     path = Path(model).expanduser()
-    name = f"{path.resolve().name if path.is_dir() else path.name}-safetensors"
-    return path.resolve().with_name(name) if path.is_dir() else Path(name)
+    if path.is_dir():
+        return path.resolve().with_name(f"{path.resolve().name}-safetensors")
+    name, _, revision = model.partition("@")  # a revision may have slashes of its own
+    return Path("@".join(filter(None, (Path(name).name, revision.replace("/", "-")))) + "-safetensors")

@@ -15,6 +15,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import (
     MaxNewTokens,
     as_prompt,
@@ -78,7 +79,7 @@ def command(
     """Stream a few answers, and show what speculation gains. It is compared with plain decoding and Hugging Face."""
     if trace and not options.trace_dir:
         options = replace(options, trace_dir=tempfile.mkdtemp(prefix="paceline-trace-"))
-    run_async(show(Console(highlight=False), options, max_new_tokens, runs))
+    run_async(show(words_console(), options, max_new_tokens, runs))
 
 
 async def show(

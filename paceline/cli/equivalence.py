@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import (
     DRAFT_COUNT_HELP,
     POLICIES,
@@ -89,13 +89,13 @@ class _Reporting:
         self._result = result
         self._folder = folder
         self._codec = codec
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = words_console(soft_wrap=True)
 
     def run(self, plan: "EquivalencePlan", prompts: list[MeasuredPrompt]) -> "EquivalenceResult":
         from paceline.measure.equivalence.equivalence import Equivalence, Observer
 
         try:
-            with work_progress(Console(stderr=True)) as work:
+            with work_progress(words_console(stderr=True)) as work:
                 observer = Observer(work.started, work.advanced, self._agreed)
                 run_async(Equivalence(plan, prompts, self._codec, self._folder, observer).run())
         finally:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from paceline.cli.connection import Connection, connected, missing_sources, with_connection_flags
+from paceline.cli.consoles import words_console
 from paceline.cli.conversation import ConversationFlags, with_conversation_flags
 from paceline.cli.options import (
     Chat,
@@ -128,7 +128,7 @@ async def _generate(
     *,
     as_json: bool,
 ) -> None:
-    console = Console(stderr=True, highlight=False)
+    console = words_console(stderr=True)
     async with connected(connection, options, tell=teller(console)) as (client, cluster):
         request, began_s = make_request(cluster), time.perf_counter()
         has_prediction = request.predicted_output is not None

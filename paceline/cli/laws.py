@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import comma_counts
 from paceline.errors import InvalidRequest
 from paceline.laws.drafts import Draft, DraftLaws, RoundTimes, best_choice
@@ -38,7 +39,9 @@ def fit_laws(
     """Fit acceptance to depth and training tokens. Foresee drafts, and what pays at which batch."""
     if (depth is None) != (tokens is None):
         raise InvalidRequest("--depth and --tokens name a draft together; give both or neither")
-    console = Console(highlight=False)
+    if budget_s is not None and not isfinite(budget_s):
+        raise InvalidRequest(f"--budget-s is {budget_s}; give seconds", field="budget_s")
+    console = words_console()
     known = DraftLaws(read_points(points))
     _show_law(console, known)
     if depth and tokens:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from paceline.cli.connection import Connection, connected, with_connection_flags_for_single_calls
+from paceline.cli.consoles import words_console
 from paceline.cli.load_view import progress_table, summary_lines, summary_table
 from paceline.cli.options import (
     Chat,
@@ -125,7 +126,7 @@ def command(
         raise typer.BadParameter(f"{rate} is no rate; give requests a second, more than 0", param_hint="--rate")
     if duration_s is None and requests is None:
         duration_s = DEFAULT_DURATION_S
-    console = Console(highlight=False)
+    console = words_console()
     prompts = _prompts(input_file, console)
     limit = draft_limit(speculation, options)
     plan = LoadPlan(

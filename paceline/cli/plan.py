@@ -1,12 +1,14 @@
 """`paceline plan`: what a pair needs and gives within a memory, before anything is bought or started."""
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import with_flags
 from paceline.cli.plan_view import needs_table, settings_table, shown_bytes, write_picture
 from paceline.errors import InvalidRequest, StartupError
@@ -111,11 +113,13 @@ class MachineFlags:
     ] = None
 
     def round_costs(self, pair: Pair) -> list[RoundCosts]:
-        """Return the costs of each of `INT8_STEPS`; measured ones are taken for all."""
+        """Return the costs of each of `INT8_STEPS`; measured ones are taken for all. Raise InvalidRequest."""
         if self.costs:
             return [_measured(pair, self.costs)] * len(INT8_STEPS)
         usual = MACHINES[self.device]
         machine = Machine(self.bandwidth_gb_s or usual.bandwidth_gb_s, self.tflop_s or usual.tflop_s)
+        if not (isfinite(machine.bandwidth_gb_s) and isfinite(machine.tflop_s)):
+            raise InvalidRequest("--bandwidth-gb-s and --tflop-s have an end on every machine; give its numbers")
         return [*floor_costs(pair, machine)]
 
 
@@ -136,7 +140,7 @@ def command(
     machine: MachineFlags,
 ) -> None:
     """Say whether a pair fits a memory, and how fast it can be. It names the settings for that."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = words_console(soft_wrap=True)
     if picture:
         check_plots()
     pair = models.pair(machine.device)
@@ -178,13 +182,21 @@ def _measured(pair: Pair, path: Path) -> MeasuredRounds:
 
 def _own(pair: Pair, workload: Workload, by_step: dict[Int8, RoundCosts]) -> Candidate:
     """Return what the services' settings here, or their defaults, would need and give."""
-    coordinator, target = settings_here("coordinator"), settings_here("target")
-    int8: Int8 = "none" if target.quantization == "none" else "both"
+    coordinator, target, int8 = settings_here("coordinator"), settings_here("target"), _int8_here(pair)
     rows = min(coordinator.batch_size, workload.conversation_count)
     asked: Any = coordinator.draft_count
     counts = DRAFT_COUNTS if asked == "auto" else [asked]
     settings = [Setting(count, rows, target.prefill_chunk_tokens, int8) for count in counts]
     return max((weighed(pair, workload, by_step[int8], one) for one in settings), key=lambda one: one.tokens_per_s)
+
+
+def _int8_here(pair: Pair) -> Int8:
+    """Return which weights of int8 the services' settings here ask for, of those that can be planned."""
+    if pair.device != "cpu":
+        return "none"  # weights are held there as they were
+    if settings_here("target").quantization != "none":
+        return "both"
+    return "draft" if pair.draft and settings_here("draft").quantization in ("int8", "w8a8") else "none"
 
 
 def _tell(console: Console, made: Plan, own: Candidate, origin: str, conversations: int) -> None:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cli.connection import Connection
+from paceline.cli.consoles import words_console
 from paceline.cli.load_view import summary_lines, summary_table
 from paceline.cli.options import draft_limit, run_async, with_flags
 from paceline.client import Client
@@ -141,7 +142,7 @@ def command(
     simulated: SimulatedFlags,
 ) -> None:
     """Simulate a cluster by the costs that another one measured."""
-    console = Console(highlight=False)
+    console = words_console()
     saved = _costs(costs, connection)
     if save_costs:
         write_costs(save_costs, saved)

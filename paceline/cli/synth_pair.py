@@ -1,11 +1,12 @@
 """`paceline synth-pair`: a pair of random weights of a named shape, for measuring speed without downloads."""
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from paceline.cli.consoles import words_console
 from paceline.measure.synthetic.shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -29,10 +30,12 @@ def command(
     """Write a synthetic pair for measuring speed. Its drafts are accepted as often as asked for."""
     if shape not in SHAPES:
         raise typer.BadParameter(f"{shape!r} is not one of {', '.join(SHAPES)}", param_hint="--shape")
+    if factor is not None and not isfinite(factor):
+        raise typer.BadParameter(f"{factor} scales weights to no numbers; give 0 or more", param_hint="--factor")
     # Imported late: torch is slow to import, and `paceline` runs without it.
     from paceline.measure.synthetic.pair import PairOrder, write_pair
 
-    console = Console(highlight=False)
+    console = words_console()
     order = PairOrder(shape, SHAPES[shape], output, acceptance, factor, dtype, seed)
     with console.status("making random weights") as status:
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import run_async
 from paceline.errors import InvalidRequest
 from paceline.observe.records import SpanRecord, read_spans
@@ -35,7 +36,7 @@ def command(
     if bool(files) == bool(listen):
         raise typer.BadParameter("give files of spans, or --listen HOST:PORT", param_hint="FILES")
     spans = read_spans(files) if files else run_async(_receive(str(listen)))
-    report(Console(highlight=False), spans, request, perfetto)
+    report(words_console(), spans, request, perfetto)
 
 
 async def _receive(listen: str) -> list[SpanRecord]:

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from paceline.cli.consoles import words_console
 from paceline.cli.options import run_async, teller, with_cluster_flags
 from paceline.client import describe_target
 from paceline.errors import PacelineError
@@ -68,8 +68,8 @@ def command(
 
 
 async def _up(options: ClusterOptions) -> None:
-    console = Console(highlight=False)
-    async with running_cluster(options, teller(Console(stderr=True)), PORTS) as addresses:
+    console = words_console()
+    async with running_cluster(options, teller(words_console(stderr=True)), PORTS) as addresses:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(
             f"draft        {addresses.draft}   {options.draft_model}" if addresses.draft else "draft        none"

@@ -1,6 +1,7 @@
 """Measured points: drafts that were trained, and how often they were right."""
 
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -51,5 +52,9 @@ def read_points(path: Path) -> list[Point]:
             raise StartupError(
                 f"{path}: point {number} is {one}; give depth and token_count of at least 1, and an acceptance between "
                 "0 and 1"
+            )
+        if not all(seconds is None or (isfinite(seconds) and seconds > 0) for seconds in (one.train_s, one.step_s)):
+            raise StartupError(
+                f"{path}: point {number} is {one}; give train_s and step_s above 0, or leave out what was not measured"
             )
     return points

@@ -66,12 +66,21 @@ def to_line(span: SpanRecord) -> str:
 
 def from_line(line: str) -> SpanRecord:
     fields = json.loads(line)
+    if fields["parent_id"] is not None:
+        _check(fields, "parent_id", str, "text")
+    for name in ("name", "trace_id", "span_id", "kind", "service", "instance"):
+        _check(fields, name, str, "text")
     for name in ("start_ns", "end_ns"):
-        if type(fields[name]) is not int:
-            raise ValueError(f"{name} is {fields[name]!r} and no whole number")
+        _check(fields, name, int, "whole number")
+    _check(fields, "attributes", dict, "object")
     links = tuple(LinkRecord(*link) for link in fields["links"])
     events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
     return SpanRecord(**fields | {"links": links, "events": events})
+
+
+def _check(fields: Mapping[str, Any], name: str, kind: type, word: str) -> None:
+    if type(fields[name]) is not kind:
+        raise ValueError(f"{name} is {fields[name]!r} and no {word}")
 
 
 def read_spans(patterns: Iterable[str]) -> list[SpanRecord]:

@@ -5,7 +5,7 @@ It reads no weights. It does not know what the sizes mean for memory or speed.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by dtype."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of configurations whose feed-forwards are shared out among experts."""
+_WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
+"""What transformers reads, the first where both are there."""
 _HEADER_LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
 
@@ -82,7 +84,7 @@ def read_dimensions(model: str) -> ModelDimensions:
         dimensions, mixes_experts = dimensions_of(values), has_experts(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ModelNotUsable(f"model {model!r}: {config} does not have the sizes of a decoder: {error!r}") from error
-    stored = stored_counts(config.parent) if place.is_dir() else {}
+    stored = _counts_of(_weight_files(config.parent)) if place.is_dir() else {}
     if not stored and mixes_experts:
         raise ModelNotUsable(
             f"model {model!r} has experts, whose weights do not follow from {config}; give the folder with its weights"
@@ -118,8 +120,28 @@ def has_experts(values: Mapping[str, Any]) -> bool:
 
 
 def stored_counts(folder: Path) -> dict[str, int]:
-    """Return the numbers of each tensor in a folder's weight files, from their headers. Raise ModelNotUsable."""
-    return {name: count for file in sorted(folder.glob("*.safetensors")) for name, count in _counts(file)}
+    """Return the numbers of each tensor in all of a folder's weight files. Raise ModelNotUsable."""
+    return _counts_of(sorted(folder.glob("*.safetensors")))
+
+
+def _counts_of(files: Iterable[Path]) -> dict[str, int]:
+    """Return the numbers of each tensor in weight files, from their headers. Raise ModelNotUsable."""
+    return {name: count for file in files for name, count in _counts(file)}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of a model that are loaded; a folder may have its weights once more, in their maker's form."""
+    found = sorted(folder.glob("*.safetensors"))
+    if not found or _WEIGHTS in (one.name for one in found):
+        return [one for one in found if one.name == _WEIGHTS]
+    index = folder / _WEIGHTS_INDEX
+    if not index.exists():
+        return found
+    try:
+        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return [folder / name for name in sorted(set(places.values()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelNotUsable(f"{index} does not name the files of the weights; it may be half written") from error
 
 
 def _counts(file: Path) -> Iterator[tuple[str, int]]:

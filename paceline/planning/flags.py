@@ -3,8 +3,10 @@
 It knows the services' variables by name; a test compares them with the services' settings.
 """
 
+import shlex
 from pathlib import Path
 
+from paceline.errors import InvalidRequest
 from paceline.files import replace_file
 from paceline.planning.memory import rounded_mib
 from paceline.planning.search import Candidate, Need
@@ -37,6 +39,15 @@ def _of_model(service: str, need: Need, chosen: Candidate, *, is_int8: bool) -> 
 
 
 def write_variables(path: Path, found: dict[str, str], words: str) -> None:
-    """Write lines that a shell and `docker --env-file` read. Raise InvalidRequest when the file cannot be written."""
+    """Write lines that a shell and `docker --env-file` read. Raise InvalidRequest where they cannot be written.
+
+    A shell takes quotes off and docker does not, so there is no line for a value that needs them.
+    """
+    if odd := [value for value in found.values() if shlex.quote(value) != value]:
+        raise InvalidRequest(
+            f"{odd[0]!r} cannot stand in {path}, which a shell and docker read in two ways; give the model by a path "
+            "without spaces and signs of the shell's",
+            field="output",
+        )
     lines = [f"# {words}", *(f"{name}={value}" for name, value in found.items())]
     replace_file(path, "\n".join(lines) + "\n")

@@ -123,6 +123,23 @@ def test_equivalence_fails_exactly_when_outputs_differ_from_the_reference(tmp_pa
     assert not agreements[2]["mismatches"]
 
 
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("bench", ("--systems", "hf-assisted", "--draft-model", "none")),
+        ("bench", ("--systems", "speculative", "--policies", "eqspec", "--source-sets", "suffix")),
+        ("equivalence", ("--policies", "eqspec,exspec", "--source-sets", "suffix,prediction")),
+    ],
+)
+def test_a_measurement_of_nothing_is_refused_before_it_begins(
+    command: str, flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    status, out, err = paceline_here(command, *SMALL, *flags, "--output", str(tmp_path))
+    assert (status, out) == (1, "")
+    assert "only a draft service drafts" in err or "leaves nothing to measure" in err
+    assert not os.listdir(tmp_path)
+
+
 def test_equivalence_compares_every_source_alone_and_all_together(tmp_path: Path, services_here: None) -> None:
     alone, together = ("draft", "suffix", "prediction"), "draft+suffix+prediction"
     sets = ("--source-sets", ",".join((*alone, together)), "--draft-count", "auto")

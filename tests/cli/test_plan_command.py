@@ -28,6 +28,36 @@ def test_a_memory_below_the_bound_is_refused_with_its_numbers() -> None:
     assert "nothing fits" in result.output
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--memory", "1,5GiB"], "--memory '1,5GiB': give bytes such as 16GiB"),
+        (["--memory", "8GiB", "--bandwidth-gb-s", "inf", "--tflop-s", "inf"], "give its numbers"),
+    ],
+)
+def test_what_is_no_number_of_a_machine_is_refused(flags: list[str], words: str) -> None:
+    status, _, err = paceline_here("plan", *flags)
+    assert status == 1 and words in err
+
+
+@pytest.mark.parametrize(
+    ("variable", "device", "words"),
+    [
+        ("PACELINE_DRAFT_QUANTIZATION", "cpu", "int8 in the draft"),
+        ("PACELINE_TARGET_QUANTIZATION", "cpu", "int8"),
+        ("PACELINE_TARGET_QUANTIZATION", "cuda", "as they are"),
+    ],
+)
+def test_your_settings_are_those_of_the_environment(
+    variable: str, device: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "int8")
+    monkeypatch.setenv("COLUMNS", "160")
+    status, out, _ = paceline_here("plan", "--memory", "16GiB", "--device", device)
+    (own,) = (line for line in out.splitlines() if "your settings" in line)
+    assert (status, own.split("│")[-2].strip()) == (0, words)
+
+
 def test_a_plan_for_heads_starts_no_draft_service(tmp_path: Path) -> None:
     output = tmp_path / "plan.env"
     assert paceline_here("plan", "--memory", "8GiB", "--heads", "builtin:clover", "--output", str(output))[0] == 0

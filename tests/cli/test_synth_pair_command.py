@@ -31,6 +31,7 @@ def test_synth_pair_says_what_is_wrong(tmp_path: Path) -> None:
         (["--shape", "huge", "--output", str(tmp_path / "pair")], "'huge' is not one of 100m/5m"),
         (["--shape", "100m/5m", "--output", str(tmp_path)], "is not empty"),
         (["--shape", "100m/5m", "--acceptance", "1.5", "--output", str(tmp_path / "pair")], "--acceptance"),
+        (["--shape", "100m/5m", "--factor", "inf", "--output", str(tmp_path / "pair")], "inf scales weights to no"),
     ]:
         status, _, err = paceline_here("synth-pair", *arguments)
         assert status in (1, 2)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 
+from paceline.cli.convert import _beside
 from paceline.engine.loading import load_model
 from paceline.engine.model import weight_files
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
@@ -168,6 +169,60 @@ def test_what_cannot_be_converted_is_refused_by_name_and_leaves_nothing(
     assert words in refusal.value.message
     assert str(draft) in refusal.value.message
     assert [one.name for one in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch is about to drop some of them
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.quantize_per_tensor(torch.ones(2, 2), 0.1, 0, torch.qint8),
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.ones(2, dtype=torch.complex128),
+        lambda: torch.empty(2, device="meta"),
+    ],
+    ids=["quantised", "sparse", "rows", "complex", "none"],
+)
+def test_tensors_that_safetensors_does_not_hold_are_refused_by_name(
+    make: Callable[[], torch.Tensor], draft: Path, tmp_path: Path
+) -> None:
+    torch.save(tensors_of(draft, WEIGHTS) | {"model.odd.weight": make()}, draft / WEIGHTS)
+    with pytest.raises(ModelNotUsable, match=r"model\.odd\.weight in pytorch_model\.bin is quantised, sparse or"):
+        convert(str(draft), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("is_of_today", [True, False])
+def test_pickled_weights_are_refused_in_words_wherever_they_break_off(
+    is_of_today: bool, draft: Path, tmp_path: Path
+) -> None:
+    file = draft / WEIGHTS
+    torch.save({"model.norm.weight": torch.ones(8)}, file, _use_new_zipfile_serialization=is_of_today)
+    whole = file.read_bytes()
+    for size in range(1, len(whole), 7):
+        file.write_bytes(whole[:size])
+        with pytest.raises(ModelNotUsable, match="cannot be read, perhaps half written|asks for"):
+            convert(str(draft), tmp_path / "new")
+
+
+def test_what_is_converted_can_be_changed_where_the_checkpoint_cannot(draft: Path, tmp_path: Path) -> None:
+    """Its tokenizer's configuration is changed at once, which fails for all but root in a file without that right."""
+    for file in draft.iterdir():
+        file.chmod(0o444)
+    convert(str(draft), tmp_path / "new")
+    assert all(file.stat().st_mode & 0o200 for file in (tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("model", "folder"),
+    [
+        ("lmsys/vicuna", "vicuna-safetensors"),
+        ("lmsys/vicuna@main", "vicuna@main-safetensors"),
+        ("lmsys/vicuna@refs/pr/1", "vicuna@refs-pr-1-safetensors"),
+    ],
+)
+def test_a_new_folder_has_the_models_name_whatever_its_revision(model: str, folder: str) -> None:
+    assert _beside(model) == Path(folder)
 
 
 def test_nothing_is_overwritten_and_nothing_converted_twice(converted: Path, draft: Path, tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
 """Laws of drafts: their fit, their intervals, and what they choose."""
 
+import json
 import random
 from dataclasses import replace
-from math import log, sqrt
+from math import inf, log, sqrt
 from pathlib import Path
 from statistics import fmean
 
@@ -146,6 +147,23 @@ def test_points_survive_their_file_and_wrong_ones_are_refused(tmp_path: Path) ->
         path.write_text(text)
         with pytest.raises(StartupError, match="give"):
             read_points(path)
+
+
+@pytest.mark.parametrize("wrong", [{"train_s": -5.0}, {"step_s": 0.0}, {"train_s": inf}])
+def test_times_that_none_took_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
+    path = tmp_path / "points.json"
+    fields = {"depth": 1, "token_count": 5, "acceptance": 0.5}
+    path.write_text(json.dumps([fields, fields | wrong]))
+    with pytest.raises(StartupError, match="point 1 .* give train_s and step_s above 0"):
+        read_points(path)
+
+
+def test_a_budget_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+    write_points(path, points())
+    status, out, err = paceline_here("laws", "fit", str(path), "--budget-s", "inf")
+    assert (status, out) == (1, "")
+    assert "--budget-s is inf; give seconds" in err
 
 
 def test_the_command_prints_the_law(tmp_path: Path) -> None:

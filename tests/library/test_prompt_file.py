@@ -25,6 +25,11 @@ def test_prompts_and_spec_bench_lines_are_taken_and_wrong_ones_named_by_number(t
         assert line.error.startswith(f"line {number} ")
 
 
+def test_a_prompt_that_is_null_is_none_so_turns_count(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"id": "x", "prompt": null, "turns": ["a"]}\n{"prompt": "b", "turns": null}')
+    assert read_lines(tmp_path / "in.jsonl") == [InputLine("x", "a"), InputLine(2, "b")]
+
+
 def test_a_mark_of_byte_order_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"prompt": "a"}', encoding="utf-8-sig")
     assert read_lines(tmp_path / "in.jsonl") == [InputLine(1, "a")]

@@ -45,6 +45,12 @@ def test_peers_that_decode_one_at_a_time_are_measured_once_and_ours_in_all_varia
     assert len({spec.label for spec in small}) == len(small)
 
 
+def test_a_batch_size_that_leaves_no_system_has_no_group() -> None:
+    (only,) = grid.groups(replace(PLAN, kinds=(grid.LOOKUP, grid.ASSISTED)))
+    assert [spec.batch_size for spec in only] == [1, 1]
+    assert grid.groups(replace(PLAN, kinds=(grid.ASSISTED,), pair=ClusterOptions(draft_model="none"))) == []
+
+
 @pytest.mark.review  # B13
 def test_in_half_precision_peers_run_once_and_the_papers_policies_are_fast_by_name() -> None:
     precisions = tuple(map(Precision.parse, ("bfloat16", "bfloat16-fast")))

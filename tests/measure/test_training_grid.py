@@ -1,9 +1,12 @@
 """The grid of drafts: which cells it has, and which are held out."""
 
+from pathlib import Path
+
 import pytest
 
 from paceline.errors import InvalidRequest
-from training.grid import Cell, cells, cells_named
+from paceline.laws.points import Point, write_points
+from training.grid import Cell, Recipe, cells, cells_named, made_points
 
 
 def test_the_cheapest_cells_come_first() -> None:
@@ -19,3 +22,16 @@ def test_cells_are_named_by_depth_and_tokens() -> None:
 def test_what_is_no_cell_is_refused(names: str) -> None:
     with pytest.raises(InvalidRequest, match="DEPTH:TOKENS"):
         cells_named(names)
+
+
+def no_recipe() -> Recipe:
+    raise AssertionError("every cell is there")
+
+
+def test_what_is_held_out_is_what_the_last_call_says_and_cells_stay(tmp_path: Path) -> None:
+    wanted = cells((1, 2), (100,))
+    for one in wanted:
+        write_points(one.point_file(tmp_path), [Point(one.depth, 120, 0.5, held_out=one.depth == 1)])
+    for held_out in (frozenset({Cell(2, 100)}), frozenset[Cell]()):
+        found = made_points(tmp_path, wanted, held_out, no_recipe)
+        assert [Cell(one.depth, 100) for one in found if one.held_out] == list(held_out)

@@ -11,11 +11,12 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from paceline.engine.heads.reading import WEIGHTS
+from paceline.errors import InvalidRequest
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.heads import KINDS
 from training.__main__ import app
-from training.features import FrozenTarget
+from training.features import FrozenTarget, features_of
 from training.heads import begun_heads, fit_heads, right_shares
 
 
@@ -43,3 +44,10 @@ def test_training_goes_on_from_earlier_heads(pairs: dict[str, PairOfCheckpoints]
         assert result.exit_code == 0, result.output
     before, after = load_file(first / WEIGHTS), load_file(second / WEIGHTS)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_heads_that_have_nothing_to_learn_from_are_refused(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    """Batches of nothing have no end."""
+    (tmp_path / "outputs.json").write_text("[]")
+    with pytest.raises(InvalidRequest, match="has no outputs to learn from"):
+        features_of(FrozenTarget.read(pairs["Llama"].target), tmp_path / "outputs.json", None)

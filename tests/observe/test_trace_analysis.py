@@ -29,7 +29,9 @@ from paceline.observe.report.analysis import (
     verdict,
 )
 from paceline.observe.report.perfetto import aligned, trace_events
-from paceline.observe.report.rendering import hop_table, source_table, waterfall
+from paceline.observe.report.rendering import SOURCE_LETTERS, hop_table, source_table, waterfall
+from paceline.types import SOURCE_NAMES
+from tests.commands import paceline_here
 from tests.fakes.timelines import Hops, timeline
 
 TYPICAL: Hops = dict(zip(ROUND_HOPS, (0, 1, 1, 2, 0, 10, 3, 4, 30), strict=True))
@@ -200,6 +202,11 @@ def test_drafts_are_told_by_source_round_by_round_and_in_all() -> None:
     assert "d draft s suffix" in lines
 
 
+def test_each_source_has_a_letter_of_its_own() -> None:
+    assert SOURCE_LETTERS.keys() == set(SOURCE_NAMES)
+    assert len(set(SOURCE_LETTERS.values())) == len(SOURCE_LETTERS)
+
+
 def test_spans_of_before_there_were_sources_tell_none() -> None:
     requests = requests_of(timeline([TYPICAL]).spans)
     assert (drafts_by_source(requests), source_table(requests)) == ({}, None)
@@ -245,6 +252,16 @@ def test_a_line_cut_short_by_a_kill_is_passed_over_and_a_wrong_one_named(tmp_pat
             read_spans([str(path)])
     with pytest.raises(InvalidRequest, match="missing.jsonl cannot be read"):
         read_spans([str(tmp_path / "missing.jsonl")])
+
+
+@pytest.mark.parametrize("name", ["name", "trace_id", "span_id", "parent_id", "service", "instance", "attributes"])
+def test_a_line_whose_fields_are_of_another_kind_is_named(name: str, tmp_path: Path) -> None:
+    spans = [json.loads(to_line(one)) for one in timeline([TYPICAL]).spans]
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in (spans[0], spans[1] | {name: [5]})))
+    status, out, err = paceline_here("trace", str(path))
+    assert (status, out) == (1, "")
+    assert "line 2 of " in err and f"{name} is [5] and no " in err
 
 
 def write_files(folder: Path) -> list[SpanRecord]:

@@ -7,11 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from paceline.engine.memory import shares_of
-from paceline.errors import ModelNotUsable
+from paceline.errors import InvalidRequest, ModelNotUsable
 from paceline.planning.dimensions import dimensions_of, read_dimensions
 from paceline.planning.flags import variables, write_variables
 from paceline.planning.heads import read_heads_size
@@ -116,6 +118,13 @@ def test_a_plans_variables_are_settings_of_the_services(tmp_path: Path, monkeypa
     assert (draft.max_rows, draft.prefill_chunk_tokens) == (target.max_rows, chosen.setting.chunk_tokens)
 
 
+@pytest.mark.parametrize("name", ["my models/target", "target;date", "$HOME", "it's"])
+def test_what_a_shell_and_docker_read_in_two_ways_is_not_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="without spaces and signs of the shell's"):
+        write_variables(tmp_path / "plan.env", {"PACELINE_TARGET_MODEL": name}, "a plan")
+    assert not (tmp_path / "plan.env").exists()
+
+
 def test_the_sizes_of_a_configuration_give_the_numbers_of_its_weight_files() -> None:
     for model in (BUILTIN.target, BUILTIN.draft):
         assert model and model.stored_parameter_count == replace(model, stored_parameter_count=None).parameter_count
@@ -140,6 +149,27 @@ def test_a_config_alone_is_enough_and_what_is_no_model_is_refused(tmp_path: Path
         read_dimensions(str(tmp_path))
     with pytest.raises(ModelNotUsable, match="nowhere"):
         read_dimensions("nowhere")
+
+
+@pytest.mark.parametrize("names", [("model",), ("model-00001-of-00002", "model-00002-of-00002")])
+def test_weights_that_a_folder_has_twice_are_counted_once(tmp_path: Path, names: tuple[str, ...]) -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config |= {"vocab_size": 100, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for name in names:
+        save_file({f"{name}.weight": torch.ones(5, 4)}, tmp_path / f"{name}.safetensors")
+    save_file({"norm.weight": torch.ones(7)}, tmp_path / "consolidated.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    if len(names) > 1:
+        index.write_text(json.dumps({"weight_map": {f"{name}.weight": f"{name}.safetensors" for name in names}}))
+    assert read_dimensions(str(tmp_path)).stored_parameter_count == 20 * len(names)
+    if len(names) > 1:
+        (tmp_path / f"{names[1]}.safetensors").unlink()
+        with pytest.raises(ModelNotUsable, match=names[1]):
+            read_dimensions(str(tmp_path))
+        index.write_text("{")
+        with pytest.raises(ModelNotUsable, match="does not name the files of the weights"):
+            read_dimensions(str(tmp_path))
 
 
 def test_heads_are_read_from_their_files() -> None:

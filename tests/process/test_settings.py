@@ -117,6 +117,8 @@ def test_a_setting_that_is_needed_is_named_as_flag_and_variable(capsys: pytest.C
         (TargetSettings, ["--dtype", "int8"], "--dtype 'int8'"),
         (TargetSettings, ["--kv-memory", "lots"], "--kv-memory 'lots'"),
         (TargetSettings, ["--memory", "60%"], "--memory '60%': give bytes such as 16GiB"),
+        (TargetSettings, ["--memory", "1,5GiB"], "--memory '1,5GiB': give bytes such as 16GiB"),
+        (TargetSettings, ["--kv-memory", "16GiB/2"], "--kv-memory '16GiB/2': give bytes such as 512MiB"),
         (
             DraftSettings,
             ["--memory", "2GiB", "--kv-memory", "1GiB"],

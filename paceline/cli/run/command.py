@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from paceline.cli.connection import Connection, connected, missing_sources, with_connection_flags
+from paceline.cli.consoles import words_console
 from paceline.cli.options import (
     Chat,
     DraftingFlags,
@@ -109,7 +110,7 @@ def command(
     options: ClusterOptions,
 ) -> None:
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
-    console = Console(stderr=True, highlight=False)
+    console = words_console(stderr=True)
     lines = read_lines(input_file)
     limit = draft_limit(speculation, options)
     plan = RunPlan(max_new_tokens, chat, seed, timeout_s, limit, sampling, drafting.options())

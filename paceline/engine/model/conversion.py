@@ -4,7 +4,6 @@ It owns the reading of pickled weights, of which only tensors are taken: nothing
 project reads them.
 """
 
-import pickle
 import re
 import shutil
 import zipfile
@@ -91,14 +90,25 @@ def _read_pickled(checkpoint: Checkpoint) -> dict[str, Tensor]:
         loaded = _load(checkpoint.model, file)
         if not isinstance(loaded, dict) or not loaded or not all(isinstance(one, Tensor) for one in loaded.values()):
             raise ModelNotUsable(f"model {checkpoint.model!r}: {file.name} holds something other than named tensors")
+        if other := [name for name, tensor in loaded.items() if not _is_plain(tensor)]:
+            raise ModelNotUsable(
+                f"model {checkpoint.model!r}: {other[0]} in {file.name} is quantised, sparse or without numbers, and "
+                "safetensors holds none such; convert the checkpoint that it was made from"
+            )
         tensors |= {str(name): tensor.detach() for name, tensor in loaded.items()}
     return tensors
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor is all its numbers, one after another."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return is_dense and not (tensor.is_quantized or tensor.is_complex() or tensor.is_meta)
 
 
 def _load(model: str, file: Path) -> Any:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, KeyError) as error:
+    except Exception as error:  # damage raises many kinds
         if is_out_of_memory(error):
             raise
         if wanted := _WANTED.search(str(error)):
@@ -131,4 +141,4 @@ def _kept_files(folder: Path) -> Sequence[Path]:
 
 def _copy(files: Iterable[Path], folder: Path) -> None:
     for file in files:
-        shutil.copy(file, folder / file.name)
+        shutil.copyfile(file, folder / file.name)  # without its mode: one that is read-only could not be changed here

@@ -85,7 +85,10 @@ class BenchPlan:
 
 
 def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
-    """Return the systems that are up together, one group for each batch size; one-at-a-time peers are in the first."""
+    """Return the systems that are up together, one group for each batch size; one-at-a-time peers are in the first.
+
+    A batch size that leaves no system has no group.
+    """
     found = []
     left_out = WITH_DRAFT_MODEL if plan.pair.draft_model == NO_DRAFT else ()
     asked = [kind for kind in SYSTEMS if kind in plan.kinds and kind not in left_out]
@@ -97,7 +100,7 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
             for spec in _specs(plan, kind, batch_size, precision)
         )
         found.append(list(dict.fromkeys(specs)))  # two precisions may give the same system
-    return found
+    return [specs for specs in found if specs]
 
 
 def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) -> Iterator[SystemSpec]:

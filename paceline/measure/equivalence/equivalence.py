@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from paceline.engine.model.loader import resolve_device
-from paceline.errors import ModelChanged
+from paceline.errors import InvalidRequest, ModelChanged
 from paceline.measure.cluster import Predictions, running_system
 from paceline.measure.equivalence.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
 from paceline.measure.equivalence.precision import Precision, with_precision
@@ -128,12 +128,22 @@ def _policy_and_sources(policy: str, sources: SourceSet) -> str:
 
 
 def _cases(plan: EquivalencePlan) -> list[_Case]:
-    """Return what is compared; under the paper's policies nothing but a draft service drafts."""
-    return [
+    """Return what is compared; under the paper's policies nothing but a draft service drafts.
+
+    Raise InvalidRequest where nothing is left, which would pass for outputs that are equal.
+    """
+    found = [
         _Case(policy, batch_size, sources)
         for policy, sources, batch_size in product(plan.policies, plan.source_sets, plan.batch_sizes)
         if policy not in PAPER_POLICIES or needs_draft_service(sources)
     ]
+    if not found:
+        raise InvalidRequest(
+            f"--source-sets has {', '.join(map(name_of, plan.source_sets))}, and under --policies "
+            f"{', '.join(plan.policies)} only a draft service drafts; give a set with draft, or continuous",
+            field="source_sets",
+        )
+    return found
 
 
 def partly_wrong(output: Sequence[int]) -> list[int]:
@@ -159,8 +169,9 @@ class Equivalence:
         folder: Path,
         observer: Observer,
     ) -> None:
-        """Keep Hugging Face's outputs in `folder`."""
+        """Keep Hugging Face's outputs in `folder`. Raise InvalidRequest for a plan that compares nothing."""
         self._plan = plan
+        self._cases = _cases(plan)
         self._prompts = prompts
         self._codec = codec
         self._folder = folder
@@ -176,7 +187,7 @@ class Equivalence:
         try:
             for precision in self._plan.precisions:
                 references = await self._references(precision)
-                for case in _cases(self._plan):
+                for case in self._cases:
                     outputs = await self._outputs(precision, case, self._predictions(case.sources, references))
                     await self._compare(references, "speculative", case, outputs)
         finally:

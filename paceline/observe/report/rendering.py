@@ -28,7 +28,7 @@ LEGEND = {
     "verify execute": "verify",
 }
 SHOWN = ("waiting", "coordinator", *(hop for hop in HOPS if " " in hop))
-SOURCE_LETTERS = {"draft": "d", "suffix": "s", "prediction": "p"}
+SOURCE_LETTERS = {"draft": "d", "suffix": "s", "prediction": "p", "heads": "h"}
 COLUMNS_WIDTH = 68
 """Width of all columns except the bar, in cells."""
 LEAST_BAR_CELLS = 12
