@@ -133,6 +133,7 @@ class _Stream:
         self._on_end = on_end
         self._waiting: deque[asyncio.Future[Any]] = deque()
         self._sending = asyncio.Lock()
+        self._sends: set[asyncio.Task[None]] = set()
         self._has_ended = False
         self.names: set[str] = set()
         """Names in the requests under way."""
@@ -150,8 +151,8 @@ class _Stream:
         self._waiting.append(answer)
         self.quiet.clear()
         try:
-            async with self._sending:
-                await _send(self._call, request)
+            # gRPC cancels a stream with a task that writes to it, so where others wait, another task writes.
+            await (self._sent(request, answer) if len(self._waiting) == 1 else self._sent_aside(request, answer))
             return await answer
         except asyncio.CancelledError:
             answer.cancel()
@@ -162,6 +163,26 @@ class _Stream:
             answer.cancel()
             self._stop()
             raise
+
+    async def _sent_aside(self, request: Any, answer: asyncio.Future[Any]) -> None:
+        """Send a request, which goes on when the caller gives up."""
+        sending = asyncio.create_task(self._sent(request, answer))
+        self._sends.add(sending)
+        sending.add_done_callback(self._sends.discard)
+        await asyncio.shield(sending)
+
+    async def _sent(self, request: Any, answer: asyncio.Future[Any]) -> None:
+        """Send a request after those before it, unless it has been given up: then no answer will come for it."""
+        async with self._sending:
+            is_sent = False
+            try:
+                if self.is_over or not answer.cancelled():
+                    await _send(self._call, request)
+                    is_sent = True
+            finally:
+                if not is_sent and answer in self._waiting:
+                    self._waiting.remove(answer)
+                    self._settle()
 
     async def half_close(self) -> None:
         await half_close(self._call)
@@ -223,6 +244,11 @@ async def _send(stream: Any, request: Any) -> None:
         await stream.write(request)
     except asyncio.InvalidStateError as error:
         raise _Gone from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task and task.cancelling():
+            raise
+        raise _Gone from error  # the stream was cancelled
     except grpc.aio.AioRpcError as error:
         # INTERNAL comes from the stub itself and hides any status that the peer ended the stream with.
         raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error

@@ -1,6 +1,7 @@
 """Requests over kept streams, over real gRPC: the number of streams, and the effects of failures."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -204,6 +205,64 @@ async def test_a_request_that_is_given_up_takes_no_other_ones_answer() -> None:
         servicer.go_on.set()
         assert await last == "last"
         assert await named(exchange, "after", "a") == "after"
+
+
+async def test_a_request_that_is_given_up_while_it_is_sent_ends_no_other() -> None:
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        held = asyncio.create_task(named(exchange, "held", "a"))
+        await servicer.entered.wait()
+        behind = asyncio.create_task(named(exchange, "behind", "a"))
+        await asyncio.sleep(0)
+        behind.cancel()
+        await asyncio.wait([behind])
+        servicer.go_on.set()
+        assert await held == "held"
+        assert await named(exchange, "after", "a") == "after"
+
+
+async def test_a_request_that_is_given_up_before_it_is_sent_takes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_send, send = asyncio.Event(), exchange_module._send
+
+    async def late_send(stream: Any, request: Any) -> None:
+        await may_send.wait()
+        await send(stream, request)
+
+    monkeypatch.setattr(exchange_module, "_send", late_send)
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        held = asyncio.create_task(named(exchange, "held", "a"))
+        behind = asyncio.create_task(named(exchange, "behind", "a"))
+        await asyncio.sleep(0)
+        behind.cancel()
+        await asyncio.wait([behind])
+        may_send.set()
+        await servicer.entered.wait()
+        last = asyncio.create_task(named(exchange, "last", "a"))
+        await asyncio.sleep(0)
+        servicer.go_on.set()
+        assert [await held, await last] == ["held", "last"]
+        assert servicer.names == ["held", "last"]
+
+
+async def test_requests_that_are_given_up_at_any_moment_leave_others_their_own_answers() -> None:
+    rng = random.Random(4)
+
+    async def a_while() -> None:
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            await asyncio.sleep(0)
+
+    async with serving() as (_, address), exchange_with(address) as exchange:
+        for _ in range(100):
+            asked: dict[str, asyncio.Task[str]] = {}
+            for text in "01234"[: rng.randrange(2, 6)]:
+                asked[text] = asyncio.create_task(named(exchange, text, *rng.sample("abc", rng.randrange(1, 3))))
+                await a_while()
+            for one in asked.values():
+                if rng.random() < 0.4:
+                    one.cancel()
+                await a_while()
+            await asyncio.wait(asked.values())
+            kept = {text: one.result() for text, one in asked.items() if not one.cancelled()}
+            assert kept == {text: text for text in kept}
 
 
 async def test_a_request_that_is_given_up_is_given_up_by_the_server_too() -> None:
