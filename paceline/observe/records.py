@@ -5,6 +5,7 @@ Knows neither the OpenTelemetry SDK nor its wire format; `file_exporter` and `re
 
 import glob
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 from paceline.errors import InvalidRequest
 
 Attributes = Mapping[str, Any]
+
+_NUMBERS = re.compile(r"paceline\..+_(s|count)")
+"""Attributes that are added up."""
 
 # Made once: `json.dumps` would make an encoder for every span.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -73,6 +77,9 @@ def from_line(line: str) -> SpanRecord:
     for name in ("start_ns", "end_ns"):
         _check(fields, name, int, "whole number")
     _check(fields, "attributes", dict, "object")
+    for name, value in fields["attributes"].items():
+        if _NUMBERS.fullmatch(name) and type(value) not in (int, float):
+            raise ValueError(f"{name} is {value!r} and no number")
     links = tuple(LinkRecord(*link) for link in fields["links"])
     events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
     return SpanRecord(**fields | {"links": links, "events": events})

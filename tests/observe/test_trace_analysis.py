@@ -264,6 +264,24 @@ def test_a_line_whose_fields_are_of_another_kind_is_named(name: str, tmp_path: P
     assert "line 2 of " in err and f"{name} is [5] and no " in err
 
 
+@pytest.mark.parametrize("name", ["paceline.target.execute_s", "paceline.suffix.drafted_count"])
+def test_a_line_that_counts_in_words_is_named(name: str, tmp_path: Path) -> None:
+    span = json.loads(to_line(timeline([TYPICAL]).spans[0]))
+    path = tmp_path / "spans.jsonl"
+    path.write_text(json.dumps(span | {"attributes": span["attributes"] | {name: "three"}}) + "\n")
+    status, out, err = paceline_here("trace", str(path))
+    assert (status, out) == (1, "")
+    assert "line 1 of " in err and f"{name} is 'three' and no number" in err
+
+
+def test_requests_that_took_no_time_have_no_shares(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    spans = [json.loads(to_line(one)) for one in timeline([TYPICAL]).spans]
+    path.write_text("".join(json.dumps(one | {"start_ns": 5, "end_ns": 5}) + "\n" for one in spans))
+    status, _, err = paceline_here("trace", str(path))
+    assert (status, err) == (0, "")
+
+
 def write_files(folder: Path) -> list[SpanRecord]:
     spans = timeline([TYPICAL] * 2, number=1).spans + timeline([TYPICAL] * 4, number=2).spans
     for service in ("coordinator", "draft", "target"):

@@ -186,7 +186,7 @@ def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
     summaries = []
     for hop in HOPS:
         own = [one.hops_s[hop] for one in (requests if hop == "other" else rounds)] or [0.0]
-        share = sum(request.hops_s[hop] for request in requests) / latency_s
+        share = sum(request.hops_s[hop] for request in requests) / max(latency_s, 1e-9)
         summaries.append(HopSummary(hop, nearest_rank(own, 50), nearest_rank(own, 90), nearest_rank(own, 99), share))
     return summaries
 
