@@ -15,6 +15,7 @@ import grpc
 from paceline.codec.callers import caller_to_pb
 from paceline.codec.status import error_from_pb
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.tasks import kept_task
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -233,9 +234,7 @@ class _Opened:
 
     def _tell(self, message: pb.GenerateStreamRequest | None) -> None:
         """Send a message, or that no more will come, after those before it; nobody waits for that."""
-        telling = asyncio.create_task(self._told(message))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
+        kept_task(self._told(message), self._telling)
 
     async def _told(self, message: pb.GenerateStreamRequest | None) -> None:
         try:
@@ -248,10 +247,7 @@ class _Opened:
 
     async def _written(self, message: pb.GenerateStreamRequest) -> None:
         """Write in a task of its own: gRPC cancels a stream, and so all its calls, with a task that writes to it."""
-        writing = asyncio.create_task(self._write(message))
-        self._telling.add(writing)
-        writing.add_done_callback(self._telling.discard)
-        await asyncio.shield(writing)
+        await asyncio.shield(kept_task(self._write(message), self._telling))
 
     async def _write(self, message: pb.GenerateStreamRequest) -> None:
         async with self._writing:

@@ -1,4 +1,4 @@
-"""Tasks that run side by side. The first failure ends all of them."""
+"""Tasks that run side by side, of which the first failure ends all, and tasks that nobody waits for."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -22,3 +22,11 @@ async def side_by_side() -> AsyncIterator[asyncio.TaskGroup]:
 async def results_of(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """Return what the calls return, made at once. A task of its own would cost a single call more than all else."""
     return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+
+
+def kept_task(work: Coroutine[Any, Any, Result], tasks: set[asyncio.Task[Result]]) -> asyncio.Task[Result]:
+    """Begin work in a task of its own, which `tasks` holds until it has ended: the event loop alone would lose it."""
+    task = asyncio.create_task(work)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task

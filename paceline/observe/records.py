@@ -78,7 +78,7 @@ def from_line(line: str) -> SpanRecord:
         _check(fields, name, int, "whole number")
     _check(fields, "attributes", dict, "object")
     for name, value in fields["attributes"].items():
-        if _NUMBERS.fullmatch(name) and type(value) not in (int, float):
+        if type(value) not in (int, float) and _NUMBERS.fullmatch(name):
             raise ValueError(f"{name} is {value!r} and no number")
     links = tuple(LinkRecord(*link) for link in fields["links"])
     events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none

@@ -13,6 +13,8 @@ from typing import Any
 
 import grpc
 
+from paceline.tasks import kept_task
+
 UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
 
@@ -101,9 +103,7 @@ class Exchange:
         loop = asyncio.get_running_loop()
         while self._kept and self._kept[0][0] + UNUSED_S <= loop.time():
             _, stream = self._kept.pop(0)
-            ending = asyncio.create_task(stream.half_close())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            kept_task(stream.half_close(), self._ending)
         next_s = self._kept[0][0] + UNUSED_S if self._kept else None
         self._trimming = None if next_s is None else loop.call_at(next_s, self._end_unused)
 
@@ -150,9 +150,10 @@ class _Stream:
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append(answer)
         self.quiet.clear()
+        sending = self._sent(request, answer)
         try:
             # gRPC cancels a stream with a task that writes to it, so where others wait, another task writes.
-            await (self._sent(request, answer) if len(self._waiting) == 1 else self._sent_aside(request, answer))
+            await (sending if len(self._waiting) == 1 else asyncio.shield(kept_task(sending, self._sends)))
             return await answer
         except asyncio.CancelledError:
             answer.cancel()
@@ -163,13 +164,6 @@ class _Stream:
             answer.cancel()
             self._stop()
             raise
-
-    async def _sent_aside(self, request: Any, answer: asyncio.Future[Any]) -> None:
-        """Send a request, which goes on when the caller gives up."""
-        sending = asyncio.create_task(self._sent(request, answer))
-        self._sends.add(sending)
-        sending.add_done_callback(self._sends.discard)
-        await asyncio.shield(sending)
 
     async def _sent(self, request: Any, answer: asyncio.Future[Any]) -> None:
         """Send a request after those before it, unless it has been given up: then no answer will come for it."""

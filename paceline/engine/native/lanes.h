@@ -128,13 +128,9 @@ struct Vectors {
         return all;
     }
 
-    INLINE uint32_t sum(Bits values) {
-        uint32_t total = 0;
-        for (int lane = 0; lane < LANES; lane++) total += values[lane];
-        return total;
-    }
-    INLINE int32_t largest_lane(Ints values) {
-        int32_t largest = values[0];
+    template <class Of>
+    INLINE auto largest_lane(Of values) {
+        auto largest = +values[0];
         for (int lane = 1; lane < LANES; lane++) largest = values[lane] > largest ? values[lane] : largest;
         return largest;
     }
@@ -144,8 +140,9 @@ struct Vectors {
         return value;
     }
 
-    INLINE float sum(Floats values) {
-        float total = 0;
+    template <class Of>
+    INLINE auto sum(Of values) {
+        decltype(+values[0]) total = 0;
         for (int lane = 0; lane < LANES; lane++) total += values[lane];
         return total;
     }

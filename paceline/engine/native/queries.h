@@ -118,8 +118,7 @@ INLINE float weigh(float *scores, int64_t seen) {
     for (int64_t j = seen; j < end; j++) scores[j] = HIDDEN;
     typename V::Floats largest = V::load(scores), total{};
     for (int64_t j = V::LANES; j < end; j += V::LANES) largest = V::larger(largest, V::load(scores + j));
-    float top = largest[0];
-    for (int lane = 1; lane < V::LANES; lane++) top = largest[lane] > top ? largest[lane] : top;
+    const float top = V::largest_lane(largest);
     for (int64_t j = 0; j < end; j += V::LANES) {
         const typename V::Floats weights = V::exp_of(V::load(scores + j) - top);
         total += weights;

@@ -16,6 +16,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.observe.spans.conventions import GENERATE_STREAM, end_call, start_call, starts_trace
 from paceline.observe.spans.stream import TracedStream
+from paceline.tasks import kept_task
 from paceline.wire.status import code_of
 
 Metadata = Iterable[tuple[str, str | bytes]]
@@ -82,9 +83,7 @@ class TracedChannel(grpc.aio.Channel):
                 return make_call(request, metadata=tuple(metadata), **how)
             made = make_call(request, metadata=_carrying(span, metadata), **how)
             # The reader may leave the stream early, so a task that waits for the call's end closes the span.
-            watcher = asyncio.create_task(_end_with(made, span))
-            self._watchers.add(watcher)
-            watcher.add_done_callback(self._watchers.discard)
+            kept_task(_end_with(made, span), self._watchers)
             return made
 
         return call
