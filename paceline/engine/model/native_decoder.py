@@ -4,6 +4,7 @@ It owns the program of a pass, which is recorded in `CompiledLayers`' order. Pas
 those of other caches, are made call by call.
 """
 
+from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeGuard
@@ -18,7 +19,6 @@ from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.programs import Programs, RecordedPass, can_read, can_record, rows_of
 from paceline.engine.model.taps import Taps
 from paceline.engine.native import Kernels, PackedWeight, PassRows, RowInputs, row_places
-from paceline.engine.native.structures import StepCall
 from paceline.engine.row_choice import up_to_none
 from paceline.types import ChoiceRule
 
@@ -76,12 +76,8 @@ class NativeDecoder(CompiledDecoder):
         """
         wanted = torch.tensor([span.stop - 1 for span in attention.spans])
         begun = self._begun(token_ids, wanted, attention, counts[0] - 1)
-        chosen = torch.empty((counts[0], len(counts)), dtype=torch.int64)
         inputs = RowInputs(rules, [span.length for span in attention.spans])
-        logits = begun.new_logits(len(counts))
-        for step in range(counts[0]):
-            active = sum(count > step for count in counts)
-            begun.step(active if step else len(token_ids), logits[:active], inputs, chosen[step])
+        chosen = begun.steps(len(token_ids), counts, inputs)
         return [up_to_none(column[:count]) for column, count in zip(chosen.T.tolist(), counts, strict=True)]
 
     def _begun(
@@ -119,8 +115,8 @@ class _Recorded(RecordedPass):
         head = plain.head
         assert isinstance(head, PackedWeight)
         self._head = head
-        self.token_ids, self._order = torch.zeros(capacity, dtype=torch.int64), torch.arange(capacity)
-        self._taps = Taps(tapped or (), lambda hidden: kernels.take(hidden, self._order))
+        self.token_ids, order = torch.zeros(capacity, dtype=torch.int64), torch.arange(capacity)
+        self._taps = Taps(tapped or (), lambda hidden: kernels.take(hidden, order))
         with self.recording():
             hidden = kernels.take(plain.embedding, self.token_ids, dtype=torch.float32)
             early = self.wanted if tapped is None else None
@@ -131,34 +127,31 @@ class _Recorded(RecordedPass):
             # Each pass has logits of its own, which the caller keeps.
             head.padded(normed, lambda shape, dtype: torch.empty(0))
 
-    def new_logits(self, wanted_count: int) -> torch.Tensor:
-        """Return memory for logits, [W, V or a little more]."""
-        return torch.empty((wanted_count, self._head.padded_count))
-
     def logits(self, token_count: int, wanted_count: int) -> torch.Tensor:
         """Make a pass; return its logits [W, V], without the columns that mean nothing."""
-        logits = self.new_logits(wanted_count)
-        self._fill_in(token_count, logits)
+        logits = self._new_logits(wanted_count)
+        self.run(token_count, wanted_count)
         return logits[:, : self._head.column_count].contiguous()
 
     def features(self, count: int) -> torch.Tensor:
         """Return the first features of the last pass, in memory that the next one overwrites."""
         return self._taps.beside(self._hidden[:count])
 
-    def step(self, token_count: int, logits: torch.Tensor, inputs: RowInputs, chosen: torch.Tensor) -> None:
-        """Make a pass of the first rows, write a token for each to `chosen`, and make these tokens the next pass.
+    def steps(self, token_count: int, counts: Sequence[int], inputs: RowInputs) -> torch.Tensor:
+        """Make a pass and those after it, each of the rows that want more; return their choices [S, W].
 
-        `logits` has room for one choice of each.
+        The first rows want the most: see `NativeDecoder.steps`.
         """
-        row_count, logits_rows = len(logits), row_places([logits])
-        self.read.row_count = row_count
-        self._fill_in(token_count, logits)
-        choose = inputs.call(row_count, self._head.column_count, logits_rows, chosen)
-        positions = inputs.positions.buffer_info()[0]
-        self._kernels.step(StepCall(choose, self.read.rows, self.token_ids.data_ptr(), positions))
-        self.wanted[:row_count] = self._order[:row_count]
+        logits = self._new_logits(len(counts))  # those of the last pass alone are kept
+        chosen = torch.empty((counts[0], len(counts)), dtype=torch.int64)
+        row_counts = array("q", (sum(count > step for count in counts) for step in range(counts[0])))
+        rows = row_places([logits])
+        choose = inputs.call(len(counts), self._head.column_count, rows, chosen)
+        self.run_steps(token_count, row_counts, choose, self.token_ids)
+        return chosen
 
-    def _fill_in(self, token_count: int, logits: torch.Tensor) -> None:
-        """Make a pass that fills in `logits`."""
+    def _new_logits(self, wanted_count: int) -> torch.Tensor:
+        """Return memory for the next pass's logits, [W, V or a little more]."""
+        logits = torch.empty((wanted_count, self._head.padded_count))
         self.last.out = logits.data_ptr()
-        self.run(token_count, len(logits))
+        return logits

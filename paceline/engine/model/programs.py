@@ -5,6 +5,7 @@ It owns when a program is recorded anew. It knows nothing of what is computed.
 
 import ctypes
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -15,6 +16,7 @@ from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_layer import Layer
 from paceline.engine.native import Kernels, PackedWeight, PassRows, Program, check_positions
+from paceline.engine.native.structures import ChooseCall, StepsCall
 
 CAPACITY_STEP = 32
 """Passes are recorded for multiples of so many tokens, so that slowly growing ones are not recorded each time."""
@@ -72,6 +74,21 @@ class RecordedPass:
     def run(self, token_count: int, wanted_count: int) -> None:
         assert self._program
         self._kernels.replay(self._program, token_count, wanted_count, self._rows.thread_count)
+
+    def run_steps(
+        self, token_count: int, row_counts: "array[int]", choose: ChooseCall, token_ids: torch.Tensor
+    ) -> None:
+        """Make a pass for each of `row_counts`, the first of `token_count` tokens.
+
+        Each reads `token_ids`, which become those that `choose` chooses after it; see `Steps` of `kernels.cpp`.
+        """
+        assert self._program
+        calls = self._program.calls
+        call = StepsCall(
+            *(ctypes.addressof(calls), len(calls), token_count, len(row_counts), row_counts.buffer_info()[0]),
+            *(choose, ctypes.addressof(self.read), token_ids.data_ptr(), self.wanted.data_ptr(), choose.positions),
+        )
+        self._kernels.steps(call, self._rows.thread_count)
 
 
 RecordedT = TypeVar("RecordedT", bound=RecordedPass)

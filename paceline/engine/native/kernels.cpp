@@ -22,26 +22,6 @@ extern "C" void paceline_work() { crew::serve(); }
 // Identifies the source of this library; `kernels.py` refuses one from another source.
 extern "C" uint32_t paceline_source() { return PACELINE_SOURCE; }
 
-// Choices that are the tokens of the next step.
-struct Step {
-    Choose choose;
-    Row *rows;           // of the step before, and then of the next one
-    int64_t *token_ids;  // [token_count], of the next step
-    int64_t *positions;  // those of `choose`
-};
-
-extern "C" void paceline_step(const void *of, int, int threads) {
-    const Step &call = *static_cast<const Step *>(of);
-    paceline_choose(&call.choose, 0, threads);
-    for (int64_t i = 0; i < call.choose.token_count; i++) {
-        const int64_t token = call.choose.chosen[i];
-        // A row without a choice has failed, so any token will do for it.
-        call.token_ids[i] = token == NO_TOKEN ? 0 : token;
-        call.rows[i] = {i, 1, call.rows[i].length + 1, call.rows[i].page_count};
-        call.positions[i]++;
-    }
-}
-
 // A call of one of the functions, to be made again and again.
 struct Recorded {
     void (*function)(const void *call, int is_half, int threads);
@@ -57,13 +37,50 @@ extern "C" void paceline_replay(const Recorded *calls, int64_t call_count, const
     }
 }
 
+// Passes of one program that follow each other. Each chooses a token after each of its rows, and these are the rows of the
+// next pass.
+struct Steps {
+    const Recorded *calls;
+    int64_t call_count;
+    int64_t token_count, step_count;  // tokens of the first pass; passes
+    const int64_t *row_counts;        // [step_count], never more than in the pass before
+    Choose choose;                    // of the first pass; `chosen` is [step_count, N]
+    Rows *rows;                       // as the program reads them, and so the next two: [N] each at least
+    int64_t *token_ids, *wanted;
+    int64_t *positions;               // those of `choose`
+};
+
+// Makes the tokens that were chosen after the first `count` rows the tokens of these rows.
+static void go_on(const Steps &of, const int64_t *chosen, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        Row &row = of.rows->rows[i];
+        row = {i, 1, row.length + 1, row.page_count};
+        // A row without a choice has failed, so any token will do for it.
+        of.token_ids[i] = chosen[i] == NO_TOKEN ? 0 : chosen[i];
+        of.wanted[i] = i;
+        of.positions[i]++;
+    }
+}
+
+extern "C" void paceline_steps(const void *of, int, int threads) {
+    const Steps &all = *static_cast<const Steps *>(of);
+    Choose choose = all.choose;
+    for (int64_t step = 0; step < all.step_count; step++, choose.chosen += all.choose.token_count) {
+        const int64_t count = all.row_counts[step], counts[] = {step ? count : all.token_count, count};
+        if (step) go_on(all, choose.chosen - all.choose.token_count, count);
+        all.rows->row_count = choose.token_count = count;
+        paceline_replay(all.calls, all.call_count, counts, threads);
+        paceline_choose(&choose, 0, threads);
+    }
+}
+
 // How many bytes the structure of this name has; -1 for a name that is none of them. `structures.py` describes them again.
 extern "C" int64_t paceline_structure_bytes(const char *name) {
 #define BYTES_OF(TYPE) if (!std::strcmp(name, #TYPE)) return sizeof(TYPE)
     BYTES_OF(Norm); BYTES_OF(Gate); BYTES_OF(Take);
     BYTES_OF(Row); BYTES_OF(Rows); BYTES_OF(Attend);
     BYTES_OF(Product);
-    BYTES_OF(Choose); BYTES_OF(Rank); BYTES_OF(Step);
-    BYTES_OF(Recorded);
+    BYTES_OF(Choose); BYTES_OF(Rank);
+    BYTES_OF(Recorded); BYTES_OF(Steps);
     return -1;
 }

@@ -30,7 +30,7 @@ from paceline.engine.native.structures import (
     NormCall,
     ProductCall,
     RankCall,
-    StepCall,
+    StepsCall,
     TakeCall,
     check_sizes,
 )
@@ -83,7 +83,7 @@ class Kernels:
         self._helper_count = 0
         self._recordings = _Recordings()
         self._functions: dict[str, Callable[..., None]] = {}
-        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose", "rank", "step"):
+        for name in ("add_and_norm", "gate", "take", "attend", "product", "choose", "rank", "steps"):
             function = getattr(library, f"paceline_{name}")
             function.argtypes, function.restype = (_pointer, _flag, _flag), None
             self._functions[name] = function
@@ -217,9 +217,9 @@ class Kernels:
         """Make choices, and find what would have come next."""
         self._do("rank", call)
 
-    def step(self, call: StepCall) -> None:
-        """Make choices, and the rows of the next step."""
-        self._do("step", call)
+    def steps(self, call: StepsCall, thread_count: int) -> None:
+        """Make passes of a program, each with the tokens that are chosen after the one before."""
+        self._do("steps", call, thread_count=thread_count)
 
     @contextmanager
     def recording(self, wanted: torch.Tensor) -> Iterator[Recording]:

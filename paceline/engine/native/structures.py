@@ -74,17 +74,20 @@ class RankCall(ctypes.Structure):
     _fields_ = (("choose", ChooseCall), ("count", _number), ("shares", _pointer))
 
 
-class StepCall(ctypes.Structure):
-    _fields_ = (
-        ("choose", ChooseCall),
-        *((name, _pointer) for name in ("rows", "token_ids", "positions")),
-    )
-
-
 class RecordedCall(ctypes.Structure):
     _fields_ = (
         *((name, _pointer) for name in ("function", "call")),
         *((name, _number) for name in ("is_half", "which")),
+    )
+
+
+class StepsCall(ctypes.Structure):
+    _fields_ = (
+        ("calls", _pointer),
+        *((name, _number) for name in ("call_count", "token_count", "step_count")),
+        ("row_counts", _pointer),
+        ("choose", ChooseCall),
+        *((name, _pointer) for name in ("rows", "token_ids", "wanted", "positions")),
     )
 
 
@@ -99,8 +102,8 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "Product": ProductCall,
         "Choose": ChooseCall,
         "Rank": RankCall,
-        "Step": StepCall,
         "Recorded": RecordedCall,
+        "Steps": StepsCall,
     }
 )
 """By their names in the library."""
