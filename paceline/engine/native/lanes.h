@@ -8,6 +8,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 // Kernels are compiled for two generations of x86: for processors with AVX2, and for those with AVX-512 besides. For older
 // ones they would take as long to compile again, and be no faster than torch.
@@ -99,7 +103,14 @@ struct Vectors {
     INLINE Floats load(const Half *from) {
         Halves halves;
         std::memcpy(&halves, from, sizeof halves);
-        return reinterpret_cast<Floats>(__builtin_convertvector(halves, Bits) << 16);
+        return reinterpret_cast<Floats>(widened_halves(halves) << 16);
+    }
+    INLINE Bits widened_halves(Halves halves) {
+#if defined(__x86_64__)
+        // GCC 12 would widen eight at a time, and put them together.
+        if constexpr (LANES == WIDEST) return reinterpret_cast<Bits>(__builtin_ia32_pmovzxwd512_mask(reinterpret_cast<__v16hi>(halves), __v16si{}, -1));
+#endif
+        return __builtin_convertvector(halves, Bits);
     }
     // Of words of two halves or of four bytes with a sign, those of one place, widened.
     INLINE Floats first_halves(Bits words) { return reinterpret_cast<Floats>(words << 16); }
@@ -128,11 +139,19 @@ struct Vectors {
         return all;
     }
 
-    template <class Of>
+    // By halves: one comparison after the other would take as long as many vectors.
+    template <int STEP = LANES / 2, class Of>
     INLINE auto largest_lane(Of values) {
-        auto largest = +values[0];
-        for (int lane = 1; lane < LANES; lane++) largest = values[lane] > largest ? values[lane] : largest;
-        return largest;
+        if constexpr (STEP == 0) {
+            return values[0];
+        } else {
+            const Of others = turned<STEP>(values, std::make_integer_sequence<int, LANES>());
+            return largest_lane<STEP / 2>(values > others ? values : others);
+        }
+    }
+    template <int STEP, class Of, int... LANE>
+    INLINE Of turned(Of values, std::integer_sequence<int, LANE...>) {
+        return __builtin_shufflevector(values, values, ((LANE + STEP) % LANES)...);
     }
     INLINE float float_of(int32_t bits) {
         float value;

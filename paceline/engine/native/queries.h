@@ -111,14 +111,26 @@ INLINE void score_keys(const float *queries, int64_t count, const Keys<T> &read,
     }
 }
 
+// The largest of some vectors of numbers. Several comparisons are under way at a time.
+template <class V>
+INLINE float largest_of(const float *numbers, int64_t count) {
+    constexpr int APART = 4;
+    typename V::Floats largest[APART];
+    UNROLLED for (int i = 0; i < APART; i++) largest[i] = V::load(numbers);
+    int64_t j = 0;
+    for (; j + APART * V::LANES <= count; j += APART * V::LANES)
+        UNROLLED for (int i = 0; i < APART; i++) largest[i] = V::larger(largest[i], V::load(numbers + j + i * V::LANES));
+    for (; j < count; j += V::LANES) largest[0] = V::larger(largest[0], V::load(numbers + j));
+    return V::largest_lane(V::larger(V::larger(largest[0], largest[1]), V::larger(largest[2], largest[3])));
+}
+
 // Makes weights of the scores of the `seen` keys of a query; returns what their sum has to be multiplied by.
 template <class V>
 INLINE float weigh(float *scores, int64_t seen) {
     const int64_t end = (seen + V::LANES - 1) / V::LANES * V::LANES;
     for (int64_t j = seen; j < end; j++) scores[j] = HIDDEN;
-    typename V::Floats largest = V::load(scores), total{};
-    for (int64_t j = V::LANES; j < end; j += V::LANES) largest = V::larger(largest, V::load(scores + j));
-    const float top = V::largest_lane(largest);
+    const float top = largest_of<V>(scores, end);
+    typename V::Floats total{};
     for (int64_t j = 0; j < end; j += V::LANES) {
         const typename V::Floats weights = V::exp_of(V::load(scores + j) - top);
         total += weights;
