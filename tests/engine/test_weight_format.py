@@ -1,12 +1,15 @@
 """A draft's weights take the format that is fastest here; what is asked for by name is obeyed."""
 
 import math
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from draft_service import __main__ as draft_service
 from draft_service.config import DraftSettings
@@ -17,6 +20,7 @@ from paceline.engine.model import weight_format
 from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.loader import DtypeName, read_module
 from paceline.engine.model.weight_format import WeightFormat, _samples, possible_formats
+from paceline.engine.native import PassRows
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.quantization import Quantization
@@ -47,7 +51,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> dict[WeightFormat, float]:
 def test_the_fastest_format_is_taken_whatever_its_name(
     times: dict[WeightFormat, float], pairs: dict[str, PairOfCheckpoints]
 ) -> None:
-    for fastest in (FULL, HALF, FULL_INT8, *([FULL_W8A8] if rounds_rows_here() else [])):
+    for fastest in (FULL, HALF, FULL_INT8, HALF_INT8, *([FULL_W8A8, HALF_W8A8] if rounds_rows_here() else [])):
         times[fastest] = 0.5 * min(times.values())
         found = load_fastest(str(pairs["Llama"].draft)).description
         assert (getattr(torch, found.dtype), found.quantization or "none") == (fastest.dtype, fastest.quantization)
@@ -56,13 +60,14 @@ def test_the_fastest_format_is_taken_whatever_its_name(
 @pytest.mark.parametrize(
     ("dtype", "quantization", "formats"),
     [
-        ("auto", "auto", {FULL, HALF, FULL_INT8, FULL_W8A8}),
+        ("auto", "auto", {FULL, HALF, FULL_INT8, HALF_INT8, FULL_W8A8, HALF_W8A8}),
         ("auto", "none", {FULL, HALF}),
-        ("auto", "int8", {FULL_INT8}),
+        ("auto", "int8", {FULL_INT8, HALF_INT8}),
         ("bfloat16", "auto", {HALF, HALF_INT8, HALF_W8A8}),
         ("float32", "none", {FULL}),
         ("bfloat16", "int8", {HALF_INT8}),
-        pytest.param("auto", "w8a8", {FULL_W8A8}, marks=NEEDS_VNNI),
+        ("float32", "int8", {FULL_INT8}),
+        pytest.param("auto", "w8a8", {FULL_W8A8, HALF_W8A8}, marks=NEEDS_VNNI),
     ],
 )
 def test_an_explicit_dtype_or_quantization_is_obeyed(
@@ -98,11 +103,42 @@ def test_formats_are_tried_with_the_drafts_own_products(pairs: dict[str, PairOfC
     module, _ = read_module(find_checkpoint(str(pairs["Llama"].draft)), "auto", "cpu")
     formats = possible_formats(module, None, None)
     assert formats[0] == FULL
-    found = weight_format._pass_seconds(_samples(module), formats, find_backend(module.device), 1000)
-    lacking = set() if rounds_rows_here() else {FULL_W8A8}
+    found = seconds_of(module, formats, find_backend(module.device))
+    lacking = set() if rounds_rows_here() else {FULL_W8A8, HALF_W8A8}
     assert {one for one, seconds in found.items() if not 0 < seconds < 1} == lacking
-    without = weight_format._pass_seconds(_samples(module), formats, Backend(), 1000)
-    assert {one for one, seconds in without.items() if seconds == math.inf} == {FULL_INT8, FULL_W8A8}
+    without = seconds_of(module, formats, Backend())
+    assert {one for one, seconds in without.items() if seconds == math.inf} == set(formats) - {FULL, HALF}
+
+
+def seconds_of(
+    module: PreTrainedModel, formats: Sequence[WeightFormat], backend: Backend
+) -> Mapping[WeightFormat, float]:
+    parts = {one: weight_format._parts(module, one, backend) for one in formats}
+    return weight_format._pass_seconds(parts, backend, 1000)
+
+
+def test_reading_the_cache_is_tried_in_its_dtype_for_every_row(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes a small draft longer than its products, which alone were tried."""
+    module, _ = read_module(find_checkpoint(str(pairs["Llama"].draft)), "auto", "cpu")
+    kernels, calls = built_kernels(), []
+    attend = kernels.attend
+
+    def noted(rows: PassRows, projected: torch.Tensor, keys: torch.Tensor, *others: Any) -> torch.Tensor:
+        calls.append((rows.longest, len(projected), keys.dtype))
+        return attend(rows, projected, keys, *others)
+
+    monkeypatch.setattr(kernels, "attend", noted)
+    *products, reading = weight_format._parts(module, HALF_INT8, find_backend(module.device))
+    assert reading(8) > 0
+    assert calls == module.config.num_hidden_layers * [(weight_format.CACHED_TOKENS, 8, torch.bfloat16)]
+    assert len(products) == len(_samples(module))
+    monkeypatch.setattr(weight_format, "SAMPLED_NUMBERS", 1)
+    calls.clear()
+    *_, reading = weight_format._parts(module, FULL, find_backend(module.device))
+    assert reading(1) > 0
+    assert calls == [(weight_format.CACHED_TOKENS, 1, torch.float32)]
 
 
 def test_of_a_large_draft_few_products_are_tried(
@@ -147,14 +183,13 @@ def test_dtype_and_quantization_of_a_cluster_are_the_targets_alone() -> None:
     assert plan_cluster(ClusterOptions()).target.settings.quantization == "none"
 
 
-def test_beside_int8_a_half_precision_draft_keeps_its_dtype_unless_there_are_no_products_of_it(tmp_path: Path) -> None:
-    expected = {torch.bfloat16: HALF_INT8, torch.float16: FULL_INT8}
+def test_beside_int8_the_dtypes_that_have_products_are_tried_the_drafts_own_first(tmp_path: Path) -> None:
+    expected = {torch.bfloat16: [HALF_INT8, FULL_INT8], torch.float16: [FULL_INT8, HALF_INT8]}
     for dtype, quantized in expected.items():
         module, _ = read_module(find_checkpoint(str(write_model(tmp_path, "Llama"))), "auto", "cpu")
         found = possible_formats(module.to(dtype), None, None)  # type: ignore[arg-type]
         assert found[0] == WeightFormat(dtype)
-        assert quantized in found
-        assert {one.dtype for one in found if one.quantization != "none"} == {quantized.dtype}
+        assert [one for one in found if one.quantization == "int8"] == quantized
         assert {FULL, HALF} <= set(found)
 
 

@@ -76,19 +76,19 @@ def made_of(
     dimensions, mixes_experts = _dimensions(config), _mixes_experts(module)  # before the module is used up
     layer_parameter_count = description.parameter_count // config.num_hidden_layers
     if group is None:
-        backend, shape = find_backend(module.device), _kv_shape(module, module.device)
+        backend, shape = find_backend(module.device), kv_shape(module, module.device)
         decoder: Decoder = make_decoder(module, backend)
     else:
         layer_parameter_count //= group.place.grid.share_count
         backend = find_backend(group.device)
         decoder = make_ranked_decoder(module, backend, group)
-        shape = _kv_shape(module, group.device)
+        shape = kv_shape(module, group.device)
     return LoadedModel(
         decoder, description, dimensions, shape, backend, tokenizer, mixes_experts, layer_parameter_count, group
     )
 
 
-def _kv_shape(module: PreTrainedModel, device: torch.device) -> KvShape:
+def kv_shape(module: PreTrainedModel, device: torch.device) -> KvShape:
     """Return the shape that the module's configuration tells."""
     config: Any = module.config
     head_count: int = config.num_attention_heads
