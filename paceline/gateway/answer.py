@@ -17,8 +17,8 @@ from paceline.types import FinishReason, GenerationFinish, OutputPiece, OutputTo
 Json = dict[str, Any]
 # Made once: `json.dumps` would make an encoder for every chunk.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
-LONG_PROMPT_TOKENS = 1024
-"""Tokens of prompts in an answer from which on a thread writes it: with log-probabilities each takes 15 us."""
+LONG_TOKENS = 1024
+"""Tokens in an answer from which on a thread writes it: with log-probabilities each takes 15 to 90 us."""
 
 
 class Answer(Generic[BodyT]):
@@ -48,9 +48,9 @@ class Answer(Generic[BodyT]):
             return piece
         return replace(piece, tokens=(), finish=piece.finish and replace(piece.finish, reason=FinishReason.LENGTH))
 
-    def is_long(self, prompt_tokens: int) -> bool:
-        """Whether others should not wait until so many tokens of prompts are written, once for each output."""
-        return self._output_count * prompt_tokens > LONG_PROMPT_TOKENS
+    def is_long(self, prompt_tokens: int, output_tokens: int = 0) -> bool:
+        """Whether others should not wait until so many tokens are written, those of prompts once for each output."""
+        return self._output_count * prompt_tokens + output_tokens > LONG_TOKENS
 
     def _index(self, prompt_index: int, completion_index: int) -> int:
         return prompt_index * self._output_count + completion_index

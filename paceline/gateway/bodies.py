@@ -304,6 +304,11 @@ class ChatBody(GenerationBody):
         """Whether outputs may have calls of tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
+    @property
+    def forces_call(self) -> bool:
+        """Whether outputs must be calls of tools."""
+        return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
+
 
 class CompletionBody(GenerationBody):
     prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]

@@ -1,6 +1,8 @@
 """A path that makes outputs: from the body to the answer, and to the record of it."""
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -13,11 +15,12 @@ from paceline.client import NO_HEADERS
 from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from paceline.gateway.apis import COMPLETION, Api, BodyT
 from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
-from paceline.gateway.generating import Deliver, Generator, generate_all, unless_client_leaves
+from paceline.gateway.generating import Deliver, Generator, bounded, generate_all, unless_client_leaves
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
-from paceline.gateway.reading import read_body
+from paceline.gateway.reading import BODY_TIMEOUT_S, parse, read_body
 from paceline.gateway.record import CLIENT_LEFT, RequestRecord
+from paceline.gateway.requests import own_names
 from paceline.gateway.running import Running
 from paceline.gateway.spans import callers_trace, request_span
 from paceline.gateway.sse import EventStream, event
@@ -80,12 +83,15 @@ class _Call(Generic[BodyT]):
         self._api = api
         self._gateway = gateway
         self.request = request
-        self._send = send
-        self._events = EventStream(send)
+        # The time of the answer begins with the end of the body, so its own error comes first to a client that reads.
+        self._send = bounded(send, asyncio.get_running_loop().time() + BODY_TIMEOUT_S + gateway.timeout_s)
+        self._events = EventStream(self._send)
         self._record = record
         self.answer: Answer[BodyT] | None = None
         """None until the request is read."""
         self.is_streamed = False
+        self._names: Mapping[str, str] = {}
+        """Names that the body has for fields of which others have other names, by those that errors have."""
 
     async def run(self) -> None:
         try:
@@ -104,9 +110,8 @@ class _Call(Generic[BodyT]):
     async def _answered(self) -> bool:
         """Read, generate and answer. Return False when the client left before the end."""
         gateway = self._gateway
-        body = await read_body(self.request, self._api.body, gateway.max_body_bytes)
-        model = gateway.model.named(body.model)
-        requests = self._api.requests(body, gateway.tool_format)
+        body, model, requests = await read_body(self.request, self._read, gateway.max_body_bytes)
+        self._names = own_names(body)
         self.is_streamed = bool(body.stream)
         span = active_span()
         parts: tuple[Any, ...] = (
@@ -121,6 +126,11 @@ class _Call(Generic[BodyT]):
         done = await unless_client_leaves(self.request.receive, work)
         # Many clients go when they have read the last event, while the coordinator still says that it has ended.
         return done or self._events.is_whole
+
+    def _read(self, content: bytes) -> tuple[BodyT, str, list[GenerationRequest]]:
+        """Return a body, the name for its model and its requests. Raise HttpError that names a wrong field."""
+        body, gateway = parse(content, self._api.body), self._gateway
+        return body, gateway.model.named(body.model), self._api.requests(body, gateway.tool_format)
 
     async def _streamed(self, answer: StreamedAnswer[BodyT], requests: list[GenerationRequest]) -> None:
         self.answer = answer
@@ -147,7 +157,8 @@ class _Call(Generic[BodyT]):
             answer.add(prompt_index, piece)
 
         await self._generate(requests, deliver, answer)
-        content = await asyncio.to_thread(answer.body) if answer.is_long(answer.prompt_tokens) else answer.body()
+        is_long = answer.is_long(answer.prompt_tokens, answer.account.token_count)
+        content = await asyncio.to_thread(answer.body) if is_long else answer.body()
         response = Response(content, media_type="application/json")
         await response(self.request.scope, self.request.receive, self._send)
 
@@ -161,9 +172,11 @@ class _Call(Generic[BodyT]):
     async def _fail(self, error: HttpError) -> None:
         if error.param == COMPLETION.prompt_param:  # as coordinators call it
             error = replace(error, param=self._api.prompt_param)
+        error = error.renamed(self._names)
         self._record.status, self._record.error_code = error.status, error.code
-        if self._events.is_begun:
-            await self._events.send(event(error.body.decode()))
-            await self._events.end()
-        else:
-            await error.response(self.request.scope, self.request.receive, self._send)
+        with suppress(ClientDisconnect):
+            if self._events.is_begun:
+                await self._events.send(event(error.body.decode()))
+                await self._events.end()
+            else:
+                await error.response(self.request.scope, self.request.receive, self._send)

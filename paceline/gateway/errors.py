@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -37,6 +37,8 @@ PARAMS = {
     "stop_strings": "stop",
     "top_logprob_count": "top_logprobs",
     "completion_count": "n",
+    "echo_prompt": "echo",
+    "ignore_end_tokens": "ignore_eos",
     "predicted_output": "prediction",
     "sampling.min_new_tokens": "min_tokens",
     "drafting": "paceline",
@@ -46,7 +48,8 @@ PARAMS = {
 """Names that bodies have for fields of a request, where they differ."""
 _NAMES = {ours: theirs for ours, theirs in PARAMS.items() if "_" in ours}
 _NAMES |= {ours.rpartition(".")[2]: theirs for ours, theirs in _NAMES.items() if not ours.startswith("prompt.")}
-_OURS = re.compile(rf"\b(?:{'|'.join(map(re.escape, _NAMES))})\b|\bsampling\.(?=\w)")
+_NAMES["drafting."] = f"{PARAMS['drafting']}."
+_OURS = re.compile(rf"\b(?:{'|'.join(map(re.escape, _NAMES))})\b|\bsampling\.(?=\w)|\bchat\.(?=(?:messages|tools)\b)")
 """The names that differ, and the part of others that bodies do without, as they stand in messages."""
 
 
@@ -60,6 +63,13 @@ class HttpError(Exception):
     param: str | None = None
     code: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+
+    def renamed(self, names: Mapping[str, str]) -> "HttpError":
+        """Return the error with other names of fields."""
+        message = self.message
+        for known, other in names.items():
+            message = re.sub(rf"\b{known}\b", other, message)
+        return replace(self, message=message, param=names.get(self.param or "", self.param))
 
     @property
     def body(self) -> bytes:

@@ -21,6 +21,19 @@ def response_format_of(body: GenerationBody, tool_format: ToolFormat) -> Respons
     return formats[0][1] if formats else None
 
 
+def format_field(body: GenerationBody) -> str:
+    """Return the field that says which format outputs have, of a body in which one does at most."""
+    given = body.structured_outputs
+    fields = {
+        "guided_regex": body.guided_regex is not None,
+        "structured_outputs.json": given and given.json_ is not None,
+        "structured_outputs.regex": given and given.regex is not None,
+        "structured_outputs.grammar": given and given.grammar is not None,
+        "tool_choice": isinstance(body, ChatBody) and body.forces_call,
+    }
+    return next((field for field, is_given in fields.items() if is_given), "response_format")
+
+
 def _asked(body: GenerationBody) -> Iterator[tuple[str, ResponseFormat]]:
     asked = body.response_format
     if asked and asked.type == "json_object":
@@ -44,9 +57,9 @@ def _asked(body: GenerationBody) -> Iterator[tuple[str, ResponseFormat]]:
 
 
 def _forced(body: GenerationBody, tool_format: ToolFormat) -> Iterator[tuple[str, ResponseFormat]]:
-    if not isinstance(body, ChatBody) or not body.tools or body.tool_choice in (None, "auto", "none"):
+    if not isinstance(body, ChatBody) or not body.forces_call:
         return
-    tools, choice = body.tools, body.tool_choice
+    tools, choice = body.tools or [], body.tool_choice
     if isinstance(choice, NamedTool):
         tools = [one for one in tools if one["function"]["name"] == choice.name][:1]
     several = choice == "required" and body.parallel_tool_calls is not False

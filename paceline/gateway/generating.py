@@ -5,7 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapp
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from starlette.types import Receive
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Send
 
 from paceline.client import NO_HEADERS, OnAccepted
 from paceline.tasks import side_by_side
@@ -69,6 +70,22 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def bounded(send: Send, ends_at_s: float) -> Send:
+    """Return a `send` that raises ClientDisconnect where the client has not read enough for it by a time of the loop.
+
+    A server makes a sender wait until then, and for ever if the client never reads.
+    """
+
+    async def send_in_time(message: Message) -> None:
+        try:
+            async with asyncio.timeout_at(ends_at_s):
+                await send(message)
+        except TimeoutError:
+            raise ClientDisconnect from None
+
+    return send_in_time
 
 
 async def _disconnected(receive: Receive) -> None:

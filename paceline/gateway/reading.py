@@ -1,6 +1,7 @@
 """Reading the body of a request within its limits, and telling what is wrong with it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -11,8 +12,9 @@ from paceline.gateway.errors import HttpError, invalid
 
 BODY_TIMEOUT_S = 60.0
 LONG_BODY_BYTES = 64 << 10
-"""Bodies from this size on are parsed in a thread, so that no stream waits for them."""
+"""Bodies from this size on are read in a thread, so that no stream waits for them."""
 BodyT = TypeVar("BodyT", bound=BaseModel)
+ReadT = TypeVar("ReadT")
 _FIELDS = {
     field.alias or name
     for model in vars(bodies).values()
@@ -21,8 +23,8 @@ _FIELDS = {
 }
 
 
-async def read_body(request: Request, kind: type[BodyT], max_bytes: int) -> BodyT:
-    """Read and check a body. Raise HttpError, or ClientDisconnect when the client goes away first."""
+async def read_body(request: Request, read: Callable[[bytes], ReadT], max_bytes: int) -> ReadT:
+    """Return what `read` makes of a body. Raise HttpError, or ClientDisconnect when the client goes away first."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(
@@ -30,8 +32,8 @@ async def read_body(request: Request, kind: type[BodyT], max_bytes: int) -> Body
         )
     content = await _received(request, max_bytes)
     if len(content) < LONG_BODY_BYTES:
-        return parse(content, kind)
-    return await asyncio.to_thread(parse, content, kind)
+        return read(content)
+    return await asyncio.to_thread(read, content)
 
 
 async def _received(request: Request, max_bytes: int) -> bytes:

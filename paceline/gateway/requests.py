@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from paceline.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, PacelineOptions
 from paceline.gateway.errors import invalid
-from paceline.gateway.formats import as_json, response_format_of
+from paceline.gateway.formats import as_json, format_field, response_format_of
 from paceline.gateway.tool_calls import ToolFormat
 from paceline.types import (
     Chat,
@@ -90,6 +90,14 @@ def _request(body: GenerationBody, prompt: Prompt, tool_format: ToolFormat) -> G
         response_format=response_format_of(body, tool_format),
         tell_rounds=body.tells,
     )
+
+
+def own_names(body: GenerationBody) -> dict[str, str]:
+    """Return the names that a body has for its format and its limit, by those that errors have for them."""
+    names = {"response_format": format_field(body)}
+    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
 
 
 def _sampling(body: GenerationBody) -> SamplingParameters:

@@ -154,7 +154,9 @@ def read_call(text: str, arguments_key: str) -> FoundCall | None:
         name, arguments = value["name"], value.get(arguments_key, {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
-        return FoundCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
+        # A number such as 1e999 is read as one that JSON cannot hold.
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return FoundCall(f"call_{secrets.token_hex(12)}", name, written)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -173,7 +175,9 @@ def forced_calls(form: ToolFormat, tools: Sequence[Json], *, several: bool) -> R
         return ResponseFormat(json_schema=_dumps(_any_call(tools, "parameters")))
     more = r' ("\n" call)*' if several else ""
     call = rf'call: "{OPEN}\n" one_call "\n{CLOSE}"'
-    return ResponseFormat(grammar=f"start: call{more}\n{call}\none_call: %json {_dumps(_any_call(tools, 'arguments'))}")
+    # A schema's own texts are not to be taken for words of the grammar.
+    schema = _dumps(_any_call(tools, "arguments")).replace("%json", r"\u0025json")
+    return ResponseFormat(grammar=f"start: call{more}\n{call}\none_call: %json {schema}")
 
 
 def _any_call(tools: Sequence[Json], arguments_key: str) -> Json:
@@ -194,7 +198,12 @@ def _any_call(tools: Sequence[Json], arguments_key: str) -> Json:
 
 
 def _parameters(tool: Json) -> Json:
-    return tool["function"].get("parameters") or {"type": "object"}
+    """Return the schema of a tool's arguments, which are an object whatever it says.
+
+    It loses its own `$id`: references are then from the root of the whole.
+    """
+    given = tool["function"].get("parameters") or {}
+    return {key: value for key, value in given.items() if key != "$id"} | {"type": "object"}
 
 
 def _moved(schema: Any, place: str) -> Any:

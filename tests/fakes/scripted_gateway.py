@@ -54,6 +54,8 @@ class ScriptedGateway:
     """Ends streams."""
     refusal: tuple[int, str] | None = None
     """Status and words for each request of a completion."""
+    model_ids: tuple[str, ...] = ("scripted:target",)
+    """Names that `/v1/models` has; none while no coordinator has told its model."""
     bearer_token: str | None = None
     round_delay_s: float = 0.0
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -73,7 +75,9 @@ class ScriptedGateway:
         )
 
     async def _models(self, request: Request) -> Response:
-        return self._unauthorized(request) or JSONResponse({"object": "list", "data": [{"id": "scripted:target"}]})
+        return self._unauthorized(request) or JSONResponse(
+            {"object": "list", "data": [{"id": one} for one in self.model_ids]}
+        )
 
     async def _cluster(self, request: Request) -> Response:
         return self._unauthorized(request) or described(CLUSTER)

@@ -8,8 +8,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from paceline.gateway.answer import LONG_PROMPT_TOKENS
-from paceline.gateway.choices import CompletionChoice
+from paceline.gateway.answer import LONG_TOKENS
+from paceline.gateway.choices import ChatChoice, CompletionChoice
 from paceline.types import (
     DraftSource,
     FinishReason,
@@ -153,12 +153,12 @@ async def test_long_echoed_prompts_are_written_beside_the_event_loop(
     write = CompletionChoice.write
 
     def noted(self: CompletionChoice, *written: Any) -> Json | None:
-        if written[2:] and len(written[2]) > LONG_PROMPT_TOKENS:
+        if written[2:] and len(written[2]) > LONG_TOKENS:
             threads.add(threading.current_thread())
         return write(self, *written)
 
     monkeypatch.setattr(CompletionChoice, "write", noted)
-    echoed = OutputPiece((), prompt_tokens=(UNSCORED, *[SCORED] * LONG_PROMPT_TOKENS))
+    echoed = OutputPiece((), prompt_tokens=(UNSCORED, *[SCORED] * LONG_TOKENS))
     async with scripted_door(ScriptedGenerator([echoed, ONE_SCORED])) as door:
         response = await door.complete(prompt=["x", "y", "z"], echo=True, logprobs=1, max_tokens=1, stream=stream)
     answers = events(response) if stream else [response.json()]
@@ -167,8 +167,25 @@ async def test_long_echoed_prompts_are_written_beside_the_event_loop(
     for choice in (one for answer in answers for one in answer["choices"]):
         texts[choice["index"]] += choice["text"]
         places[choice["index"]] += len(choice["logprobs"]["tokens"])
-    assert texts == ["Hi" + "é" * (LONG_PROMPT_TOKENS + 1)] * 3
-    assert places == [LONG_PROMPT_TOKENS + 2] * 3
+    assert texts == ["Hi" + "é" * (LONG_TOKENS + 1)] * 3
+    assert places == [LONG_TOKENS + 2] * 3
+    assert threads and threading.current_thread() not in threads
+
+
+async def test_long_outputs_are_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody waited while many tokens with their log-probabilities were written as one answer."""
+    threads: set[threading.Thread] = set()
+    whole = ChatChoice.whole
+
+    def noted(self: ChatChoice, *written: Any) -> Json:
+        threads.add(threading.current_thread())
+        return whole(self, *written)
+
+    monkeypatch.setattr(ChatChoice, "whole", noted)
+    long = OutputPiece((SCORED,) * LONG_TOKENS, GenerationFinish(FinishReason.LENGTH, Usage(1, LONG_TOKENS)))
+    async with scripted_door(ScriptedGenerator([long])) as door:
+        answer = (await door.chat(n=2, logprobs=True, top_logprobs=2)).json()
+    assert [len(one["logprobs"]["content"]) for one in answer["choices"]] == [LONG_TOKENS] * 2
     assert threads and threading.current_thread() not in threads
 
 

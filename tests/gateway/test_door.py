@@ -1,6 +1,7 @@
 """Who gets in, what is said to those who do not, and what a request leaves behind."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,16 @@ from paceline.errors import (
     TokenizerNotFound,
     Unauthenticated,
 )
+from paceline.gateway import endpoint
 from paceline.gateway.apis import COMPLETION
 from paceline.gateway.endpoint import Endpoint
+from paceline.gateway.formats import response_format_of
+from paceline.gateway.reading import LONG_BODY_BYTES
 from paceline.gateway.sse import DONE
-from paceline.types import GenerationRequest, OutputPiece
+from paceline.types import GenerationRequest, OutputPiece, ResponseFormat
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
 
+FORCED = {"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "required"}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -87,6 +92,15 @@ async def test_errors_of_coordinators_have_openais_form(
             "stop",
             "stop need a tokenizer; use stop_token_ids",
         ),
+        ("response_format", "and ignore_end_tokens are both set", "response_format", "and ignore_eos are both set"),
+        ("echo_prompt", "echo_prompt is set for 9 tokens", "echo", "echo is set for 9 tokens"),
+        (
+            "drafting.in_order",
+            "drafting.in_order is set and drafting.sources is empty",
+            "paceline.in_order",
+            "paceline.in_order is set and paceline.sources is empty",
+        ),
+        ("chat.messages", "chat.messages holds 'x'; give JSON", "messages", "messages holds 'x'; give JSON"),
     ],
 )
 async def test_an_error_names_fields_as_the_body_does(field: str, message: str, param: str, told: str) -> None:
@@ -99,6 +113,26 @@ async def test_a_prompt_that_is_refused_is_named_as_the_body_has_it() -> None:
     async with scripted_door(ScriptedGenerator(refuses=InvalidRequest("prompt is too long", field="prompt"))) as door:
         answers = [await door.complete(), await door.chat()]
     assert [one.json()["error"]["param"] for one in answers] == ["prompt", "messages"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "ours", "theirs"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format", "response_format"),
+        ({"guided_regex": "(("}, "response_format", "guided_regex"),
+        ({"structured_outputs": {"grammar": "start: a"}}, "response_format", "structured_outputs.grammar"),
+        (FORCED, "response_format", "tool_choice"),
+        ({"max_completion_tokens": 9}, "max_new_tokens", "max_completion_tokens"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_field_that_has_several_names_is_named_as_the_body_has_it(
+    asked: dict[str, Any], ours: str, theirs: str, stream: bool
+) -> None:
+    refusal = InvalidRequest(f"{ours} cannot be followed: it is wrong", field=ours)
+    async with scripted_door(ScriptedGenerator(refuses=refusal)) as door:
+        error = (await door.chat(**asked, stream=stream)).json()["error"]
+    assert (error["param"], error["message"]) == (theirs, f"{theirs} cannot be followed: it is wrong")
 
 
 async def test_an_error_amid_a_stream_is_its_last_event() -> None:
@@ -141,6 +175,22 @@ async def test_a_long_body_is_taken() -> None:
     async with scripted_door(generator) as door:
         assert (await door.complete(prompt=[5] * 100_000)).status_code == 200
     assert generator.asked[0].prompt.values == (5,) * 100_000  # type: ignore[union-attr]
+
+
+async def test_a_long_body_is_converted_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody waited while the tools of one body were written into the format of a forced call."""
+    threads: list[threading.Thread] = []
+
+    def noted(*asked: Any) -> ResponseFormat | None:
+        threads.append(threading.current_thread())
+        return response_format_of(*asked)
+
+    monkeypatch.setattr("paceline.gateway.requests.response_format_of", noted)
+    tools = [{"type": "function", "function": {"name": "a", "description": "x" * LONG_BODY_BYTES}}]
+    async with scripted_door(ScriptedGenerator(pieces("a"))) as door:
+        assert (await door.chat(tools=tools, tool_choice="required")).status_code == 200
+        assert (await door.chat(tools=tools, tool_choice="required", model="another")).status_code == 404
+    assert len(threads) == 1 and threading.current_thread() not in threads
 
 
 async def test_names_that_are_not_served_are_refused() -> None:
@@ -305,6 +355,48 @@ async def test_a_client_that_goes_after_the_last_event_has_had_its_answer() -> N
         with capture_logs() as lines:
             await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
     assert [one["status"] for one in lines] == [200]
+
+
+async def test_a_client_that_reads_nothing_is_given_up_once_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It kept its place among those that the gateway takes for as long as its connection lasted."""
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", 0.0)
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    body = [{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]
+
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    generator = ScriptedGenerator(pieces("a", "b"))
+    async with scripted_door(generator, timeout_s=0.01) as door, asyncio.timeout(10):
+        with capture_logs() as lines:
+            await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
+        assert door.gateway.running.is_idle
+    assert generator.ended_count == 1
+    assert [one["status"] for one in lines] == [499]
+
+
+async def test_an_error_that_nobody_reads_ends_its_request_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", 0.0)
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    body = [{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]
+
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if b'"error"' in message.get("body", b""):
+            await asyncio.Event().wait()
+
+    generator = ScriptedGenerator(pieces("a", "b")[:1], fails=CallTimedOut("late"))
+    async with scripted_door(generator, timeout_s=0.01) as door, asyncio.timeout(10):
+        with capture_logs() as lines:
+            await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
+        assert door.gateway.running.is_idle
+    assert [one["status"] for one in lines] == [504]
 
 
 async def test_the_page_fetches_nothing_from_elsewhere() -> None:

@@ -127,6 +127,21 @@ def test_what_the_form_says_is_what_is_asked(browser: Browser) -> None:
     assert (plain_text["path"], plain_text["prompt"]) == ("/v1/completions", "How many?")
 
 
+def test_a_seed_that_a_browser_would_round_is_not_sent(browser: Browser) -> None:
+    """It was sent as another one, whose output is another."""
+    gateway = ScriptedGateway(ROUNDS)
+    with opened(browser, gateway) as page:
+        seed = page.get_by_label("Seed")
+        seed.fill("9007199254740993")
+        send(page)
+        assert seed.evaluate("one => one.validity.rangeOverflow")
+        assert not gateway.asked
+        seed.fill("9007199254740991")
+        send(page)
+        finished(page)
+    assert [one["seed"] for one in gateway.asked] == [(1 << 53) - 1]
+
+
 def test_without_a_source_nothing_is_drafted(browser: Browser) -> None:
     gateway = ScriptedGateway(ROUNDS)
     with opened(browser, gateway) as page:
@@ -166,6 +181,15 @@ def test_a_refusal_and_an_error_within_the_stream_are_told_in_words(browser: Bro
         expect(page.locator("#status.bad")).to_have_text("no target answers")
         expect(page.locator("#answer .token")).to_have_count(9)
         expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_a_gateway_that_knows_no_models_name_is_asked_all_the_same(browser: Browser) -> None:
+    """Coordinators need not describe anything; the page told of a property of undefined then, and asked nothing."""
+    gateway = ScriptedGateway(ROUNDS, model_ids=())
+    with opened(browser, gateway) as page:
+        send(page)
+        finished(page)
+    assert "model" not in gateway.asked[0]
 
 
 def test_a_gateway_that_asks_for_a_token_gets_one(browser: Browser) -> None:

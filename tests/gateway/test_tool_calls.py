@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from paceline.gateway.tool_calls import CallFinder, ToolFormat, call_finder, forced_calls
+from paceline.grammars import Grammars
 from paceline.types import ResponseFormat
+from tests.fakes.tokenizers import byte_tokenizer
+
+TOKENIZER = byte_tokenizer()
+GRAMMARS = Grammars(TOKENIZER)
 
 ADD = {
     "type": "function",
@@ -49,6 +54,11 @@ def found(finder: CallFinder, *texts: str) -> tuple[str, list[tuple[str, Any]]]:
         ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
         ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
         ('<tool_call>{"name": "a", "arguments": {"x": NaN}}', '<tool_call>{"name": "a", "arguments": {"x": NaN}}', []),
+        (
+            '<tool_call>{"name": "a", "arguments": {"x": 1e999}}',
+            '<tool_call>{"name": "a", "arguments": {"x": 1e999}}',
+            [],
+        ),
         ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
         ("a < b <tool", "a < b <tool", []),
     ],
@@ -128,3 +138,28 @@ def test_forced_calls_of_llama_follow_their_tools() -> None:
     assert allows(form, '{"name": "add", "parameters": {"a": 1}}')
     assert not allows(form, '{"name": "add", "parameters": {"a": true}}')
     assert not allows(form, "text")
+
+
+@pytest.mark.parametrize("form", get_args(ToolFormat))
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "integer"}}},
+        {"type": ["object", "null"], "properties": {"a": {"type": "integer"}}},
+        {"anyOf": [{"type": "object", "properties": {"a": {"type": "integer"}}}, {"type": "integer"}]},
+        {"$id": "https://example.com/add.json", "properties": {"a": {"$ref": "#/$defs/whole"}}}
+        | {"$defs": {"whole": {"type": "integer"}}},
+        {"properties": {"a": {"type": "integer", "description": "as \\%json"}}},
+    ],
+    ids=["no type", "null", "any of", "id", "words of the grammar"],
+)
+def test_forced_arguments_are_an_object_whatever_the_schema_says(form: ToolFormat, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "add", "parameters": parameters}}
+    forced = forced_calls(form, [tool], several=False)
+    GRAMMARS.check(forced)
+    key = "arguments" if form == "hermes" else "parameters"
+    for arguments, is_call in (('{"a": 1}', True), ('{"a": "x"}', False), ("null", False), ("5", False)):
+        call = f'{{"name": "add", "{key}": {arguments}}}'
+        output = f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call
+        progress, ids = GRAMMARS.begin(forced), TOKENIZER.encode(output, add_special_tokens=False).ids
+        assert (progress.move(ids) and progress.is_whole) is is_call, arguments

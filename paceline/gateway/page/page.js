@@ -52,7 +52,8 @@ async function send() {
   say("Sending.");
   busy(true);
   try {
-    body.model = (await gateway.get("v1/models", stop.signal)).data[0].id;
+    // A gateway whose coordinators do not say what they serve has no name for it, and needs none.
+    body.model = (await gateway.get("v1/models", stop.signal)).data[0]?.id;
     shown = { run: new Run(), plain: byId("race").checked ? new Run() : null };
     clear();
     const plainBody = { ...body, paceline: { ...body.paceline, max_draft_count: 0 } };
