@@ -110,10 +110,10 @@ class Coordinators:
         rows = range(self._row_count)
         asking = [asyncio.create_task(keep_asking(client)) for client in self._clients for _ in rows]
         try:
-            await asyncio.sleep(WARM_UP_S)
+            await _pass(asking, WARM_UP_S)
             moment, began, counts, calls = watch.begin(), time.perf_counter(), await self._counts(), await self._calls()
             used_s = self._used_s()
-            await asyncio.sleep(seconds)
+            await _pass(asking, seconds)
             spent_s = {name: used - used_s[name] for name, used in self._used_s().items()}
             took_s, ended = time.perf_counter() - began, await self._counts()
             contention, later = watch.since(moment), await self._calls()
@@ -143,6 +143,13 @@ class Coordinators:
                 samples.get("paceline_turn_calls_count", 0.0),
             )
         return found
+
+
+async def _pass(asking: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Let requests be answered for a while. Raise the error of one that fails: nobody asks in its place."""
+    failed, _ = await asyncio.wait(asking, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for one in failed:
+        one.result()
 
 
 def _mean(before: tuple[float, float], after: tuple[float, float]) -> float:

@@ -17,7 +17,7 @@ import structlog
 from coordinator.config import CoordinatorSettings
 from paceline.errors import StartupError
 from paceline.process.service import announce
-from paceline.process.service_process import ServiceProcess
+from paceline.process.service_process import STOP_SLACK_S, ServiceProcess
 from paceline.process.settings import as_flags
 from paceline.process.supervision import keep_running
 from paceline.tasks import side_by_side
@@ -25,9 +25,6 @@ from paceline.wire import termination
 from paceline.wire.ports import Listening
 
 log = structlog.get_logger()
-
-STOP_SLACK_S = 5.0
-"""Seconds beyond their grace after which processes that do not end are killed."""
 
 
 async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | None = None) -> None:

@@ -16,7 +16,7 @@ from benchmarks.gpu.kernels import kernel_parts, sanitizer_parts
 from benchmarks.gpu.plan import StagePlan
 from benchmarks.gpu.round_times import round_parts
 from benchmarks.gpu.serving import serving_parts
-from benchmarks.gpu.stages import TABLE_FILE, Part, Stage
+from benchmarks.gpu.stages import TABLE_FILE, OtherMachine, Part, Stage
 from paceline.measure.files import prepare_folder
 
 STAGES: dict[str, Callable[[StagePlan], list[Part]]] = {
@@ -49,20 +49,27 @@ def main(
         raise typer.BadParameter("torch finds no GPU; --device cpu --small tries the stage", param_hint="--device")
     prepare_folder(folder)
     console = Console(highlight=False, soft_wrap=True)
-    record = Stage(stage, folder, machine(device))
+    plan = StagePlan(folder.resolve(), device, layers, small)
+    record = Stage(stage, folder, machine(plan))
     if not again:
-        record.resume()
-    parts = STAGES[stage](StagePlan(folder.resolve(), device, layers, small))
+        try:
+            record.resume()
+        except OtherMachine as error:
+            raise typer.BadParameter(str(error), param_hint="FOLDER") from error
+    parts = STAGES[stage](plan)
     whole = record.run(parts, lambda words: console.print(words, markup=False), BEGIN_UNTIL_S)
     console.print(f"{record.file}, {folder / TABLE_FILE}", markup=False)
     raise typer.Exit(0 if whole else 1)
 
 
-def machine(device: str) -> dict[str, str]:
-    """Return what figures depend on beside the code."""
-    name = torch.cuda.get_device_name(torch.device(device)) if device.startswith("cuda") else platform.machine()
-    versions = {one: version(one) for one in ("torch", "transformers", "triton")}
-    return {"device": name} | {one: f"{one} {number}" for one, number in versions.items()}
+def machine(plan: StagePlan) -> dict[str, str]:
+    """Return what figures depend on beside the code, in words: the machine, and what is left out."""
+    on_gpu = plan.device.startswith("cuda")
+    name = torch.cuda.get_device_name(torch.device(plan.device)) if on_gpu else platform.machine()
+    versions = {one: f"{one} {version(one)}" for one in ("torch", "transformers", "triton")}
+    cut = {"layers": f"at most {plan.layers} layers"} if plan.layers else {}
+    trial = {"extent": "a trial with next to nothing"} if plan.small else {}
+    return {"device": name} | versions | cut | trial
 
 
 if __name__ == "__main__":

@@ -26,7 +26,9 @@ def serving_parts(plan: StagePlan) -> list[Part]:
 
 def served(plan: StagePlan, pair: str, batch_size: int) -> list[Figures]:
     """Measure tokens a second of our services and of Hugging Face, in turn."""
-    shape, name = served_shape(plan, pair), pair.replace("/", "-")
+    shape = served_shape(plan, pair)
+    # A pair that is there is measured as it is, so one with other layers has another name.
+    name = f"{pair.replace('/', '-')}-{shape.target.layer_count}"
     folder = written_pair(plan.folder / "pairs" / name, pair, shape, None if plan.small else ACCEPTANCE)
     output = plan.folder / "bench" / f"{name}-{batch_size}"
     extent = ("--max-new-tokens", "128", "--runs", "2", "--kv-memory", "6GiB")

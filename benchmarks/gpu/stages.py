@@ -23,6 +23,10 @@ class PartFailed(Exception):
     """A part could not be done, or what it shows is wrong."""
 
 
+class OtherMachine(Exception):
+    """What an earlier run did was done elsewhere, or of something else."""
+
+
 @dataclass(frozen=True)
 class Part:
     name: str
@@ -45,6 +49,7 @@ class Stage:
     name: str
     folder: Path
     machine: Mapping[str, str]
+    """What figures depend on beside the code."""
     parts: dict[str, Done] = field(default_factory=dict)
 
     @property
@@ -52,10 +57,16 @@ class Stage:
         return self.folder / f"{self.name}.json"
 
     def resume(self) -> None:
-        """Read what an earlier run did."""
-        if self.file.exists():
-            known = json.loads(self.file.read_text(encoding="utf-8"))["parts"]
-            self.parts = {name: Done(**done) for name, done in known.items()}
+        """Read what an earlier run did. Raise OtherMachine when its figures are none of this machine."""
+        if not self.file.exists():
+            return
+        known = json.loads(self.file.read_text(encoding="utf-8"))
+        if known["machine"] != self.machine:
+            raise OtherMachine(
+                f"{self.file} has figures of {_words(known['machine'])}, and this is {_words(self.machine)}; give "
+                "another folder, or --again to do all of it anew"
+            )
+        self.parts = {name: Done(**done) for name, done in known["parts"].items()}
 
     def run(
         self,
@@ -102,8 +113,12 @@ def _stage_table(known: Mapping[str, Any]) -> str:
     rows = [(name, one) for name, done in parts.items() for one in done["figures"]]
     columns = list(dict.fromkeys(column for _, one in rows for column in one))
     cells = [[name, *(_cell(one.get(column)) for column in columns)] for name, one in rows]
-    title = f"## {known['stage']}\n\n{', '.join(map(str, known['machine'].values()))}\n\n"
+    title = f"## {known['stage']}\n\n{_words(known['machine'])}\n\n"
     return title + (markdown_table(["part", *columns], cells) if cells else "") + _errors(parts.items())
+
+
+def _words(machine: Mapping[str, Any]) -> str:
+    return ", ".join(map(str, machine.values()))
 
 
 def _errors(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> str:

@@ -3,7 +3,8 @@
 Owns the rule of what counts as a failure:
 - A call that fails, or whose answer cannot be true, is a failure; two in a row open the circuit.
 - A call that times out opens the circuit at once, because another try would wait as long. The deadline is several times
-  what the drafts are worth, so the draft service is stuck then; the work itself is not that long.
+  what the drafts are worth, so the draft service is stuck then; the work itself is not that long. If the group's own
+  deadlines cut the call short, it counts only if it took several times that worth all the same.
 - A call is late when it took longer than its drafts could save (`draft_worth`). Many late calls in a row open the
   circuit, and so does a late trial.
 """
@@ -96,8 +97,8 @@ class GuardedDraft:
             proposals = await self.replica.remote.propose(rows, deadline if is_cut_short else Deadline(timeout_s))
             check_proposals(rows, proposals)
         except CallTimedOut as error:
-            if is_cut_short:
-                self._circuit.gave_up()  # its requests had no more time: nobody's fault
+            if is_cut_short and not _is_far_too_long(self._clock() - began, deadline.worth_s):
+                self._circuit.gave_up()  # its requests had little time: nobody's fault
             else:
                 self._circuit.failed(is_certain=True)
                 self.replica.lose(error)
@@ -133,3 +134,11 @@ class GuardedDraft:
 
 def _timeout_s(worth_s: float | None) -> float:
     return FIRST_TIMEOUT_S if worth_s is None else max(LEAST_TIMEOUT_S, TIMEOUT_WORTHS * worth_s)
+
+
+def _is_far_too_long(elapsed_s: float, worth_s: float | None) -> bool:
+    """Return whether a call without an answer is the draft's fault, though its requests would have waited no longer.
+
+    To be wrong costs drafts for a moment. To wait for longer would cost the next requests all of their time.
+    """
+    return elapsed_s > TIMEOUT_WORTHS * max(worth_s or 0.0, LATE_S)

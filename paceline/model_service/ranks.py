@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
+from typing import NoReturn
 
 import structlog
 
@@ -18,8 +19,9 @@ from paceline.engine.ranks.links import TorchLinks
 from paceline.engine.ranks.messages import End
 from paceline.errors import PeerUnavailable, StartupError
 from paceline.model_service.worker import ModelWorker
-from paceline.process.ranks import Ranks, ends_with_stdin
+from paceline.process.ranks import Ranks
 from paceline.process.settings import ModelServiceSettings
+from paceline.wire import ends_with_stdin
 
 log = structlog.get_logger()
 
@@ -59,7 +61,7 @@ async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: None)
     if settings.stop_with_stdin:
-        ends_with_stdin(lambda: os._exit(1))
+        ends_with_stdin(partial(_end_without_first, ranks))
     place, load = ranks.place, share_loader(settings, ranks, load_model)
     with closing(ModelWorker(ranks.threads(settings.threads))) as worker:
         with loading_together(ranks):
@@ -70,6 +72,11 @@ async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: 
             await worker.run(follower.run)
         except RuntimeError as error:
             raise PeerUnavailable(f"rank {place.rank} lost the first rank, or another of its stage: {error}") from error
+
+
+def _end_without_first(ranks: Ranks) -> NoReturn:
+    ranks.remove_meeting()
+    os._exit(1)
 
 
 @asynccontextmanager

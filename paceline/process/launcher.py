@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from paceline.process.cluster_plan import OTHERWISE, ClusterOptions, ServicePlan, plan_cluster
-from paceline.process.service_process import Endpoint, ServiceProcess
+from paceline.process.service_process import STOP_SLACK_S, Endpoint, ServiceProcess
 from paceline.process.supervision import Tell, fail_at_end, keep_running
 from paceline.process.variables import NO_DRAFT
 from paceline.tasks import side_by_side
@@ -46,17 +46,14 @@ async def running_cluster(
     check_ports_free(plan.listens)
     if options.trace_dir:
         os.makedirs(options.trace_dir, exist_ok=True)
-    models = [ServiceProcess(one.module, one.flags) for one in (plan.target, plan.draft) if one]
     async with AsyncExitStack() as stack:
-        for model in models:
-            stack.push_async_callback(model.stop)
+        models = [_service(one, (), stack) for one in (plan.target, plan.draft) if one]
         async with side_by_side() as starting:
             starts = [starting.create_task(model.start()) for model in models]
         at_target, *at_drafts = (start.result() for start in starts)
         draft = at_drafts[0].address if at_drafts else None
         addresses = ("--target", at_target.address, "--draft", draft or NO_DRAFT)
-        coordinator = ServiceProcess(plan.coordinator.module, (*plan.coordinator.flags, *addresses))
-        stack.push_async_callback(coordinator.stop)
+        coordinator = _service(plan.coordinator, addresses, stack)
         async with side_by_side() as watching:
 
             def watch(service: ServiceProcess) -> asyncio.Task[NoReturn]:
@@ -81,6 +78,13 @@ async def _started_gateway(
     """Start the gateway, and have the stack stop it; None without a plan for one."""
     if plan is None:
         return None
-    gateway = ServiceProcess(plan.module, (*plan.flags, "--coordinator", coordinator))
-    stack.push_async_callback(gateway.stop)
+    gateway = _service(plan, ("--coordinator", coordinator), stack)
     return gateway, await gateway.start()
+
+
+def _service(plan: ServicePlan, addresses: tuple[str, ...], stack: AsyncExitStack) -> ServiceProcess:
+    """Return a service that was not started yet, and have the stack stop it."""
+    service = ServiceProcess(plan.module, (*plan.flags, *addresses))
+    # A service that has processes of its own kills those that do not end in time: it must be there for longer.
+    stack.push_async_callback(service.stop, plan.settings.shutdown_grace_s + 2 * STOP_SLACK_S)
+    return service

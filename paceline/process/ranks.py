@@ -8,10 +8,12 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from urllib.parse import urlsplit
 
 from paceline.errors import StartupError
 from paceline.types import RankGrid, RankPlace
@@ -31,13 +33,21 @@ def place_here(grid: RankGrid) -> RankPlace | None:
     """
     if grid.rank_count == 1 or "RANK" not in os.environ:
         return None
-    rank, count, device = (int(os.environ.get(name, otherwise)) for name, otherwise in _PLACE.items())
+    rank, count, device = (_number(name, otherwise) for name, otherwise in _PLACE.items())
     if count != grid.rank_count or not 0 <= rank < count:
         raise StartupError(
             f"--tensor-parallel {grid.share_count} and --pipeline-parallel {grid.stage_count} take {grid.rank_count} "
             f"processes, and this is number {rank} of {count} (RANK, WORLD_SIZE); start as many as they take"
         )
     return RankPlace(rank, grid, device, os.environ.get(MEETING, "env://"))
+
+
+def _number(name: str, otherwise: str) -> int:
+    value = os.environ.get(name, otherwise)
+    try:
+        return int(value)
+    except ValueError as error:
+        raise StartupError(f"{name} is {value!r}; give a whole number, as torchrun does") from error
 
 
 class Ranks:
@@ -63,6 +73,14 @@ class Ranks:
     def threads(self, asked: int | None) -> int | None:
         """Return the threads of this rank's operations: ranks of one machine divide its cores."""
         return asked or (max(1, (os.cpu_count() or 1) // self.place.grid.rank_count) if self.are_here else None)
+
+    def remove_meeting(self) -> None:
+        """Remove where the ranks of this machine met. The first one does so itself, unless it was killed."""
+        if self.are_here:
+            meeting = Path(urlsplit(self.place.meeting).path)
+            with suppress(OSError):  # another rank was faster
+                meeting.unlink(missing_ok=True)
+                meeting.parent.rmdir()
 
     async def start_others(self, module: str) -> None:
         count = self.place.grid.rank_count
@@ -117,14 +135,3 @@ async def joined_ranks(module: str, grid: RankGrid) -> AsyncIterator[Ranks]:
             timeout_s = END_TIMEOUT_S
         finally:
             await ranks.end_others(timeout_s)
-
-
-def ends_with_stdin(end: Callable[[], None]) -> None:
-    """Call `end` when standard input ends: the process that started this one is gone."""
-
-    def read() -> None:
-        if not os.read(0, 4096):
-            asyncio.get_running_loop().remove_reader(0)
-            end()
-
-    asyncio.get_running_loop().add_reader(0, read)

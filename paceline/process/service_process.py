@@ -14,6 +14,8 @@ from paceline.errors import StartupError
 from paceline.observe.logs import Lossy
 
 STOP_TIMEOUT_S = 15.0
+STOP_SLACK_S = 5.0
+"""Seconds beyond its grace after which a service that does not end is killed."""
 PIECE_BYTES = 1 << 16
 """Most bytes of a service's output read at once."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}

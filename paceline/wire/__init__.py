@@ -5,7 +5,7 @@ from paceline.wire.channel import open_channel
 from paceline.wire.exchange import Exchange, half_close
 from paceline.wire.exchanges import Exchanges
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
-from paceline.wire.process import termination
+from paceline.wire.process import ends_with_stdin, termination
 from paceline.wire.server import RunningServer, ServerOptions, Streams, running_server
 from paceline.wire.status import (
     ErrorInterceptor,
@@ -33,6 +33,7 @@ __all__ = [
     "code_of",
     "cut_off_code",
     "ended_code",
+    "ends_with_stdin",
     "half_close",
     "open_channel",
     "parsed",

@@ -1,8 +1,25 @@
-"""The signals that stop a service process."""
+"""The signals that stop a service process, and the end of its standard input."""
 
 import asyncio
 import os
 import signal
+from collections.abc import Callable
+
+
+def ends_with_stdin(end: Callable[[], None]) -> None:
+    """Call `end` when standard input ends: the process that started this one is gone."""
+    loop = asyncio.get_running_loop()
+
+    def read() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            end()
+
+    try:
+        loop.add_reader(0, read)
+    except PermissionError:
+        # A file or /dev/null: there is nothing to wait for, because nobody holds its other end.
+        end()
 
 
 async def termination(*, stop_with_stdin: bool = False) -> None:
@@ -11,13 +28,8 @@ async def termination(*, stop_with_stdin: bool = False) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
 
-    def read() -> None:
-        if not os.read(0, 4096):
-            loop.remove_reader(0)
-            stopped.set()
-
     if stop_with_stdin:
-        loop.add_reader(0, read)
+        ends_with_stdin(stopped.set)
     try:
         await stopped.wait()
     finally:

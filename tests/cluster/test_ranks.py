@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +15,7 @@ from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import GenerationRequest, ReplicaState, TokenIds
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE
 from tests.cluster.test_recovery import REQUESTS, coordinating, undisturbed, until
+from tests.commands import ended, start
 from tests.conftest import PairOfCheckpoints
 from tests.services import Models, Service, model_flags, running_services, until_freed
 
@@ -78,6 +81,26 @@ async def test_a_rank_that_ends_or_hangs_ends_the_group_and_costs_no_token(
             await service.start_again()
             await until(client, service.address, ReplicaState.UP)
         await until_freed(alone, draft)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_a_first_rank_that_ends_while_it_loads_leaves_neither_a_process_nor_a_folder(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each left the folder where the ranks meet in the system's folder for what is temporary."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    first = await start("target_service", "--model", "builtin:draft", *SHARES)
+    while not (others := psutil.Process(first.pid).children()):
+        await asyncio.sleep(0.01)
+    assert meetings(tmp_path)
+    first.send_signal(number)
+    await ended(first)
+    assert not (await asyncio.to_thread(psutil.wait_procs, others, 60))[1]
+    assert not meetings(tmp_path)
+
+
+def meetings(folder: Path) -> list[Path]:
+    return list(folder.glob("paceline-ranks-*"))
 
 
 async def asked(client: Client, prompts: list[tuple[int, ...]]) -> AsyncIterator[list[int]]:

@@ -114,6 +114,20 @@ async def test_a_call_whose_requests_have_no_more_time_says_nothing_of_the_draft
     assert guarded.replica.is_up
 
 
+@pytest.mark.parametrize(
+    ("worth_s", "took_s", "is_hung"),
+    [(WORTH_S, 3.9, False), (0.0, 0.1, False), (0.01, 1.0, True), (None, 1.0, True)],
+)
+async def test_a_draft_that_hangs_until_its_requests_have_no_more_time_is_asked_no_more(
+    guarded: Guarded, worth_s: float | None, took_s: float, is_hung: bool
+) -> None:
+    """Its health was good and requests had less time than a call may take: each of them failed for its drafts."""
+    guarded.error, guarded.took_s = CallTimedOut("no answer"), took_s
+    assert await guarded.ask(Deadline(timeout_s=took_s, worth_s=worth_s)) is guarded.error
+    assert (guarded.circuit.state is CircuitState.OPEN) is is_hung
+    assert guarded.replica.is_up is not is_hung
+
+
 async def test_two_failures_in_a_row_open_the_circuit_and_nothing_is_asked_until_it_lets_a_trial_through(
     guarded: Guarded,
 ) -> None:

@@ -1,10 +1,13 @@
 """Two colours of a cluster in one namespace: neither touches the other, and green uses what blue has."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import yaml
 
-from tests.manifests import Resource, of_kind, resources, workload, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, workload, workloads
 
 BESIDE_BLUE = [("cpu", "green"), ("production", "production-green"), ("air-gapped", "air-gapped-green")]
 """A blue overlay, and the same one as green."""
@@ -77,3 +80,49 @@ def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
     assert of_kind(moved, "Service")["paceline-coordinator"]["spec"]["selector"].items() <= coordinator.labels.items()
     assert {one["metadata"]["name"] for one in moved} == {one["metadata"]["name"] for one in http}
     assert all((one.spec["replicas"] == 0) is (name != "gateway") for name, one in workloads(moved).items())
+
+
+COLOUR = "app.kubernetes.io/instance"
+
+
+def component(name: str) -> Any:
+    return yaml.safe_load((KUBERNETES / "components" / name / "kustomization.yaml").read_text())
+
+
+def places_of_colour(found: Any, path: str = "") -> Iterator[str]:
+    """Yield the places of labels and selectors that bear a colour, as kustomize writes them."""
+    if isinstance(found, list):
+        for one in found:
+            yield from places_of_colour(one, f"{path}[]")
+    elif isinstance(found, dict):
+        if COLOUR in found:
+            yield path
+        for name, one in found.items():
+            yield from places_of_colour(one, f"{path}/{name}" if path else name)
+
+
+def test_pods_of_a_target_over_several_nodes_become_green_too() -> None:
+    """They kept blue's label: green's target service found none, and blue's found them, with another model."""
+    (blue,) = of_kind(resources("several-nodes"), "LeaderWorkerSet").values()
+    (labels,) = component("green")["labels"]
+    coloured = {one["path"] for one in labels["fields"] if one["kind"] == blue["kind"]}
+    assert coloured == set(places_of_colour(blue))
+    assert len(coloured) == 4
+
+
+def test_green_runs_a_target_over_several_nodes_by_its_own_account() -> None:
+    (blue,) = of_kind(resources("several-nodes"), "LeaderWorkerSet").values()
+    names = yaml.safe_load((KUBERNETES / "components/leader-worker-set/name-reference.yaml").read_text())
+    renamed = {
+        one["path"] for rule in names["nameReference"] if rule["kind"] == "ServiceAccount" for one in rule["fieldSpecs"]
+    }
+    templates = [name for name, one in blue["spec"]["leaderWorkerTemplate"].items() if name.endswith("Template")]
+    assert renamed == {f"spec/leaderWorkerTemplate/{name}/spec/serviceAccountName" for name in templates}
+
+
+def test_a_colour_that_stops_stops_every_kind_of_workload() -> None:
+    """A target over several nodes ran on."""
+    kinds = {one["kind"] for overlay in OVERLAYS for one in resources(overlay) if "replicas" in one.get("spec", {})}
+    stopped, *_ = component("stopped")["patches"]
+    assert kinds == {"Deployment", "StatefulSet", "LeaderWorkerSet"}
+    assert all(re.fullmatch(stopped["target"]["kind"], kind) for kind in kinds)

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin_pair, draft_lengths, laws, scheduling
+from benchmarks import builtin_pair, draft_lengths, laws, scheduling, sharing
 from benchmarks.overload import holds
 from benchmarks.overload.watched_coordinator import LoopWatch
+from paceline.errors import InvalidRequest
 from paceline.measure.contention import Contention
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
 from paceline.process.cluster_plan import ClusterOptions
-from paceline.types import ClusterStatistics
+from paceline.types import ClusterStatistics, GenerationRequest, TokenIds
 from tests.fakes.watches import FakeWatch
 
 QUIET, SPOILED = Contention(0.0, 1.0), Contention(0.5, 1.0)
@@ -100,6 +101,26 @@ async def test_a_coordinators_cpu_time_is_of_the_rounds_it_was_spent_on_spoiled_
     await scheduling.throughput({"one": ClusterOptions()}, [], 1, 1)
     row = json.loads(capsys.readouterr().out)
     assert row["coordinator_cpu_ms_per_round"] == 2.0
+
+
+class Refusing:
+    """A client whose requests are all refused."""
+
+    async def complete(self, request: GenerationRequest) -> Any:
+        raise InvalidRequest("max_new_tokens is 100000; give less")
+
+    async def describe(self) -> Any:
+        return SimpleNamespace(statistics=COUNTED)
+
+
+async def test_a_request_that_fails_ends_what_coordinators_are_measured_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients whose requests failed asked no more, and what the others were given counted as that of all."""
+    monkeypatch.setattr(sharing, "WARM_UP_S", 0.01)
+    refusing: Any = Refusing()
+    watch: Any = FakeWatch()
+    coordinators = sharing.Coordinators([refusing], [], 2, {})
+    with pytest.raises(InvalidRequest, match="give less"):
+        await coordinators.work([GenerationRequest(TokenIds((1,)))], 0.01, watch)
 
 
 async def test_the_longest_hold_of_a_loop_is_told_once() -> None:

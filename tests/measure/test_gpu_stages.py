@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.__main__ import STAGES
+from benchmarks.gpu import serving
+from benchmarks.gpu.__main__ import STAGES, machine
 from benchmarks.gpu.environment import name_of, requirements
 from benchmarks.gpu.exactness import agreements
 from benchmarks.gpu.kernels import counted
 from benchmarks.gpu.plan import ROOT, StagePlan
-from benchmarks.gpu.stages import Figures, Part, PartFailed, Stage
+from benchmarks.gpu.stages import Figures, OtherMachine, Part, PartFailed, Stage
 from benchmarks.launches import Launches, count
 from tests.fakes.model_services import Clock
 
@@ -72,6 +73,46 @@ def test_no_part_begins_when_the_time_is_over_and_the_next_run_goes_on(tmp_path:
     assert not stage.run([Part("a", work), Part("b", work)], lambda words: None, 5, clock)
     assert list(stage.parts) == ["a"]
     assert run(tmp_path, parts)[0] and parts.done == ["b"]
+
+
+def test_figures_of_another_machine_or_of_a_trial_are_no_figures_of_this_one(tmp_path: Path) -> None:
+    """Parts that were tried on a CPU counted as done on the GPU, whose name then stood over their figures."""
+    run(tmp_path, Parts("a"))
+    kept = (tmp_path / "trial.json").read_text()
+    other = Stage("trial", tmp_path, {"device": "a GPU"})
+    with pytest.raises(OtherMachine, match="trial.json has figures of a machine, and this is a GPU; .* --again"):
+        other.resume()
+    assert (tmp_path / "trial.json").read_text() == kept
+    Stage("other", tmp_path, {"device": "a GPU"}).resume()
+
+
+def test_what_is_cut_is_told_beside_the_machine(tmp_path: Path) -> None:
+    whole, cut, trial = (
+        machine(StagePlan(tmp_path, "cpu", layers, small))
+        for layers, small in ((None, False), (4, False), (None, True))
+    )
+    assert cut == whole | {"layers": "at most 4 layers"}
+    assert trial == whole | {"extent": "a trial with next to nothing"}
+
+
+def test_a_pair_is_made_for_each_number_of_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pair of the first run was measured again, and told with the layers of the second."""
+    folders = list[Path]()
+
+    def written(folder: Path, *_: object) -> Path:
+        folders.append(folder)
+        return folder
+
+    def command(plan: StagePlan, name: str, *words: str) -> None:
+        output = Path(words[words.index("--output") + 1])
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "result.json").write_text('{"summaries": []}')
+
+    monkeypatch.setattr(serving, "written_pair", written)
+    monkeypatch.setattr(StagePlan, "command", command)
+    for layers in (1, 2, None):
+        serving.served(StagePlan(tmp_path, "cpu", layers, small=False), "qwen3-8b/0.6b", 1)
+    assert len(set(folders)) == 3
 
 
 def test_a_command_that_fails_is_an_error_with_its_last_lines(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Places that processes are given, and what settings of a model over several processes are refused."""
 
+import re
+
 import pytest
 
 from draft_service.config import DraftSettings
@@ -34,6 +36,14 @@ def test_a_process_takes_the_place_that_torchrun_gives_it(monkeypatch: pytest.Mo
 def test_a_place_outside_the_grid_is_refused(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch, **variables)
     with pytest.raises(StartupError, match="take 4 processes, and this is number"):
+        place_here(FOUR)
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_place_that_is_no_number_is_refused_by_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes leaves `$(NAME)` as it is where there is no such variable, and the service ended by a traceback."""
+    given(monkeypatch, **({"RANK": "0", "WORLD_SIZE": "4"} | {name: "$(LWS_WORKER_INDEX)"}))
+    with pytest.raises(StartupError, match=re.escape(f"{name} is '$(LWS_WORKER_INDEX)'; give a whole number")):
         place_here(FOUR)
 
 

@@ -12,7 +12,7 @@ from paceline.errors import PeerFailed, StartupError
 from paceline.process import launcher
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.launcher import Addresses, running_cluster
-from paceline.process.service_process import Endpoint, ServiceProcess
+from paceline.process.service_process import STOP_SLACK_S, STOP_TIMEOUT_S, Endpoint, ServiceProcess
 from paceline.process.supervision import keep_running
 from tests.fakes.fake_time import FakeTime
 
@@ -29,6 +29,7 @@ class FakeService:
         self.start_count: int | None = None
         self.starts = 0
         self.stopped = False
+        self.stop_timeout_s = 0.0
         self.starting = asyncio.Event()
         self.can_start = asyncio.Event()
         self.can_start.set()
@@ -49,8 +50,8 @@ class FakeService:
     def end(self) -> None:
         self._ends.put_nowait(KILLED)
 
-    async def stop(self) -> None:
-        self.stopped = True
+    async def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        self.stopped, self.stop_timeout_s = True, timeout_s
 
 
 async def test_a_service_that_ends_again_and_again_is_started_after_pauses_that_double() -> None:
@@ -195,6 +196,20 @@ async def test_an_interruption_while_a_service_starts_again_stops_everything(clu
     with pytest.raises(asyncio.CancelledError):
         await using
     assert cluster.all_stopped
+
+
+async def test_each_service_has_its_own_grace_until_it_is_killed(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was killed after 15 s, whatever its grace, and the requests that ran were cut off."""
+    graces_s = dict(zip(ROLES, (20, 30, 40), strict=True))
+    for role, grace_s in graces_s.items():
+        monkeypatch.setenv(f"PACELINE_{role.upper()}_SHUTDOWN_GRACE_S", str(grace_s))
+    async with cluster.running(supervised=True):
+        pass
+    for role, grace_s in graces_s.items():
+        # A coordinator of several processes kills those that do not end in time, and has to be there then.
+        assert cluster.services[role].stop_timeout_s > grace_s + STOP_SLACK_S
 
 
 CHATTY = """
