@@ -1,5 +1,7 @@
 """Our products equal torch's in float32, up to rounding, and no row's result depends on another row."""
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,8 +62,9 @@ def test_products_are_torchs(
 @pytest.mark.parametrize(("column_count", "size"), [(64, 96), (48, 2112), (1040, 4128)])
 def test_a_row_has_the_same_result_among_any_rows_and_with_any_number_of_threads(column_count: int, size: int) -> None:
     weight, rows = numbers(column_count, size, seed=1), numbers(70, size, seed=2)
-    for dtype, way in ways():
-        multiply = PackedWeight(as_weight(weight, dtype)[0], numbers(column_count, seed=3), way)
+    # Rows are of the dtype that weights had before they became int8.
+    for (dtype, way), before in product(ways(), (torch.float32, torch.bfloat16)):
+        multiply = PackedWeight(as_weight(weight.to(before), dtype)[0], numbers(column_count, seed=3), way)
         expected = torch.cat([multiply(rows[m : m + 1]) for m in range(70)])
         for start, stop in ((0, 70), (0, 64), (3, 20), (5, 11), (9, 17), (33, 66)):
             for thread_count in (1, 2, 5):

@@ -450,12 +450,34 @@ static Product with_read_rows(const Product &call) {
     return own;
 }
 
+// Rows [begin, end) of a product.
+static Product rows_between(const Product &call, int64_t begin, int64_t end) {
+    Product own = call;
+    own.rows = static_cast<const char *>(call.rows) + begin * call.size * (call.is_half ? sizeof(Half) : sizeof(float));
+    own.out = call.out + begin * call.column_count;
+    own.row_count = end - begin;
+    return own;
+}
+
 // Computes the product with at most `threads` threads.
 extern "C" void paceline_product(const void *of, int, int threads) {
     constexpr int64_t WORTH = 1 << 20, READING_ROWS = 6;  // multiply-adds: some 10 us; rows that take as long as the weights
-    const Product call = with_read_rows(*static_cast<const Product *>(of));
-    const int64_t rows = std::max(call.row_count, READING_ROWS);
-    if (rows * call.size * call.column_count < WORTH) threads = 1;
+    constexpr int64_t TOGETHER = 8;                       // rows that read weights together
+    const Product &asked = *static_cast<const Product *>(of);
+    const int64_t rows = std::max(asked.row_count, READING_ROWS);
+    if (rows * asked.size * asked.column_count < WORTH) threads = 1;
+    if (rounds_rows(asked) && asked.row_count >= threads * crew::PIECES * TOGETHER) {
+        // Each thread rounds its own: to round takes up to a third of a product's time.
+        return crew::share(
+            [](const void *of, int piece, int pieces, int) {
+                const auto *all = static_cast<const Product *>(of);
+                const Share own(all->row_count, TOGETHER, piece, pieces);
+                const Product some = with_read_rows(rows_between(*all, own.begin, own.end));
+                some.way(&some, 0, some.column_count);
+            },
+            &asked, threads);
+    }
+    const Product call = with_read_rows(asked);
     crew::share(
         [](const void *of, int piece, int pieces, int) {
             const auto *own = static_cast<const Product *>(of);
