@@ -19,8 +19,8 @@ class DraftSettings(ModelServiceSettings):
     model: str = Field(default="builtin:draft", description=MODEL)
     dtype: Dtype = Field(
         default="auto",
-        description="type of the weights and the cache; auto: on a CPU the faster one of float32 and bfloat16 for this "
-        "model, as measured at load; on a GPU what the checkpoint's config.json says",
+        description="type of the weights that are not int8, and of the cache; auto: on a CPU the faster one of float32 "
+        "and bfloat16 for this model, as measured at load; on a GPU what the checkpoint's config.json says",
     )
     quantization: Literal["auto", "none", "int8", "w8a8"] = Field(
         default="auto",
