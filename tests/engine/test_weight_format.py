@@ -141,6 +141,16 @@ def test_reading_the_cache_is_tried_in_its_dtype_for_every_row(
     assert calls == [(weight_format.CACHED_TOKENS, 1, torch.float32)]
 
 
+def test_a_draft_in_float16_is_tried_too(tmp_path: Path) -> None:
+    built_kernels()
+    module, _ = read_module(find_checkpoint(str(write_model(tmp_path, "Llama"))), "auto", "cpu")
+    halved = module.to(torch.float16)  # type: ignore[arg-type]
+    formats = possible_formats(halved, None, "none")
+    found = seconds_of(halved, formats, find_backend(module.device))
+    assert [one.dtype for one in found] == [torch.float16, torch.float32, torch.bfloat16]
+    assert all(0 < seconds < 1 for seconds in found.values())
+
+
 def test_of_a_large_draft_few_products_are_tried(
     pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,9 @@ Part = Callable[[int], float]
 
 def _parts(module: PreTrainedModel, one: WeightFormat, backend: Backend) -> list[Part]:
     """Return the parts of a pass whose time depends on the format."""
-    shape, kernels = replace(kv_shape(module, module.device), dtype=one.dtype), backend.kernels
+    # The kernels read no others, and torch is no faster then.
+    cached = one.dtype if one.dtype in FORMAT_DTYPES else torch.float32
+    shape, kernels = replace(kv_shape(module, module.device), dtype=cached), backend.kernels
     products = [
         partial(_product_seconds, _products(sample.weights, one, backend), sample, one.dtype)
         for sample in _samples(module)
