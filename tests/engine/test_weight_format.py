@@ -18,7 +18,7 @@ from paceline.engine.backend import Backend, find_backend
 from paceline.engine.loading import Auto, load_fastest, load_model
 from paceline.engine.model import weight_format
 from paceline.engine.model.checkpoint import find_checkpoint
-from paceline.engine.model.loader import DtypeName, read_module
+from paceline.engine.model.loader import DtypeName, kv_shape, read_module
 from paceline.engine.model.weight_format import WeightFormat, _samples, possible_formats
 from paceline.engine.native import PassRows
 from paceline.engine.options import EngineOptions
@@ -113,8 +113,12 @@ def test_formats_are_tried_with_the_drafts_own_products(pairs: dict[str, PairOfC
 def seconds_of(
     module: PreTrainedModel, formats: Sequence[WeightFormat], backend: Backend
 ) -> Mapping[WeightFormat, float]:
-    parts = {one: weight_format._parts(module, one, backend) for one in formats}
+    parts = {one: parts_of(module, one, backend) for one in formats}
     return weight_format._pass_seconds(parts, backend, 1000)
+
+
+def parts_of(module: PreTrainedModel, one: WeightFormat, backend: Backend) -> Sequence[weight_format.Part]:
+    return weight_format._parts(_samples(module), kv_shape(module, module.device), one, backend)
 
 
 def test_reading_the_cache_is_tried_in_its_dtype_for_every_row(
@@ -130,13 +134,13 @@ def test_reading_the_cache_is_tried_in_its_dtype_for_every_row(
         return attend(rows, projected, keys, *others)
 
     monkeypatch.setattr(kernels, "attend", noted)
-    *products, reading = weight_format._parts(module, HALF_INT8, find_backend(module.device))
+    *products, reading = parts_of(module, HALF_INT8, find_backend(module.device))
     assert reading(8) > 0
     assert calls == module.config.num_hidden_layers * [(weight_format.CACHED_TOKENS, 8, torch.bfloat16)]
     assert len(products) == len(_samples(module))
     monkeypatch.setattr(weight_format, "SAMPLED_NUMBERS", 1)
     calls.clear()
-    *_, reading = weight_format._parts(module, FULL, find_backend(module.device))
+    *_, reading = parts_of(module, FULL, find_backend(module.device))
     assert reading(1) > 0
     assert calls == [(weight_format.CACHED_TOKENS, 1, torch.float32)]
 

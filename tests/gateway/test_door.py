@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -360,27 +360,19 @@ async def test_a_client_that_goes_after_the_last_event_has_had_its_answer() -> N
 async def test_a_client_that_reads_nothing_is_given_up_once_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """It kept its place among those that the gateway takes for as long as its connection lasted."""
     monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", 0.0)
-    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
-    body = [{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]
-
-    async def receive() -> Any:
-        return body.pop() if body else await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await asyncio.Event().wait()
-
     generator = ScriptedGenerator(pieces("a", "b"))
-    async with scripted_door(generator, timeout_s=0.01) as door, asyncio.timeout(10):
-        with capture_logs() as lines:
-            await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
-        assert door.gateway.running.is_idle
+    assert await status_of_unread(generator, lambda message: message["type"] == "http.response.body") == 499
     assert generator.ended_count == 1
-    assert [one["status"] for one in lines] == [499]
 
 
 async def test_an_error_that_nobody_reads_ends_its_request_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "BODY_TIMEOUT_S", 0.0)
+    generator = ScriptedGenerator(pieces("a", "b")[:1], fails=CallTimedOut("late"))
+    assert await status_of_unread(generator, lambda message: b'"error"' in message.get("body", b"")) == 504
+
+
+async def status_of_unread(generator: ScriptedGenerator, is_unread: Callable[[Any], bool]) -> int:
+    """Return the status on record of a stream whose client does not read messages of a kind, and never leaves."""
     scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
     body = [{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]
 
@@ -388,15 +380,15 @@ async def test_an_error_that_nobody_reads_ends_its_request_too(monkeypatch: pyte
         return body.pop() if body else await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
-        if b'"error"' in message.get("body", b""):
+        if is_unread(message):
             await asyncio.Event().wait()
 
-    generator = ScriptedGenerator(pieces("a", "b")[:1], fails=CallTimedOut("late"))
     async with scripted_door(generator, timeout_s=0.01) as door, asyncio.timeout(10):
         with capture_logs() as lines:
             await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
         assert door.gateway.running.is_idle
-    assert [one["status"] for one in lines] == [504]
+    (status,) = (one["status"] for one in lines)
+    return int(status)
 
 
 async def test_the_page_fetches_nothing_from_elsewhere() -> None:

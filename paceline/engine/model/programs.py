@@ -86,7 +86,7 @@ class RecordedPass:
         calls = self._program.calls
         call = StepsCall(
             *(ctypes.addressof(calls), len(calls), token_count, len(row_counts), row_counts.buffer_info()[0]),
-            *(choose, ctypes.addressof(self.read), token_ids.data_ptr(), self.wanted.data_ptr(), choose.positions),
+            *(choose, ctypes.addressof(self.read), token_ids.data_ptr(), self.wanted.data_ptr()),
         )
         self._kernels.steps(call, self._rows.thread_count)
 

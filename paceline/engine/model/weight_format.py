@@ -69,7 +69,8 @@ def fastest_format(module: PreTrainedModel, formats: Sequence[WeightFormat], bac
     layer_parameter_count = module.num_parameters() // len(cast(Any, module).model.layers)
     narrow = _narrow_weights(module)
     able = [one for one in formats if None not in _products(narrow, one, backend)]
-    parts = {one: _parts(module, one, backend) for one in able}
+    samples, shape = _samples(module), kv_shape(module, module.device)
+    parts = {one: _parts(samples, shape, one, backend) for one in able}
     times = _pass_seconds(parts, backend, layer_parameter_count)
     return min(able, key=times.__getitem__)
 
@@ -104,16 +105,16 @@ Part = Callable[[int], float]
 """Does a part of a pass of so many rows; returns the seconds that all like it take, infinity if int8 saves nothing."""
 
 
-def _parts(module: PreTrainedModel, one: WeightFormat, backend: Backend) -> list[Part]:
-    """Return the parts of a pass whose time depends on the format."""
-    # The kernels read no others, and torch is no faster then.
-    cached = one.dtype if one.dtype in FORMAT_DTYPES else torch.float32
-    shape, kernels = replace(kv_shape(module, module.device), dtype=cached), backend.kernels
-    products = [
-        partial(_product_seconds, _products(sample.weights, one, backend), sample, one.dtype)
-        for sample in _samples(module)
+def _parts(samples: Sequence[_Sample], shape: KvShape, one: WeightFormat, backend: Backend) -> list[Part]:
+    """Return the parts of a pass whose time depends on the format. `shape` is the cache's, of any dtype."""
+    parts: list[Part] = [
+        partial(_product_seconds, _products(sample.weights, one, backend), sample, one.dtype) for sample in samples
     ]
-    return [*products, _Reading(shape, kernels)] if kernels and kernels.fits(shape.head_size) else [*products]
+    if backend.kernels and backend.kernels.fits(shape.head_size):
+        # The kernels read no others, and torch is no faster then.
+        cached = one.dtype if one.dtype in FORMAT_DTYPES else torch.float32
+        parts.append(_Reading(replace(shape, dtype=cached), backend.kernels))
+    return parts
 
 
 def _pass_seconds(

@@ -44,12 +44,8 @@ INLINE int64_t likeliest(const float *logits, int64_t size) {
         largest = V::larger(own, largest);
         fine &= own <= FLT_MAX;
     }
-    float top = -INFINITY;
-    bool are_fine = true;
-    for (int lane = 0; lane < V::LANES; lane++) {
-        top = largest[lane] > top ? largest[lane] : top;
-        are_fine &= fine[lane] != 0;
-    }
+    float top = V::largest_lane(largest);
+    bool are_fine = !V::any(~fine);
     for (; i < size; i++) {
         top = logits[i] > top ? logits[i] : top;
         are_fine &= logits[i] <= FLT_MAX;
@@ -97,7 +93,8 @@ INLINE int64_t rank(const float *logits, int64_t size, float temperature, uint64
 struct Choose {
     int64_t token_count, size;   // tokens to choose; the vocabulary's
     const float *const *logits;  // [token_count], where each row of logits is
-    const int64_t *seeds, *positions;
+    const int64_t *seeds;
+    int64_t *positions;
     const float *temperatures;   // 0 is greedy
     int64_t *chosen;             // [token_count], NO_TOKEN for none
 };

@@ -47,7 +47,6 @@ struct Steps {
     Choose choose;                    // of the first pass; `chosen` is [step_count, N]
     Rows *rows;                       // as the program reads them, and so the next two: [N] each at least
     int64_t *token_ids, *wanted;
-    int64_t *positions;               // those of `choose`
 };
 
 // Makes the tokens that were chosen after the first `count` rows the tokens of these rows.
@@ -58,7 +57,7 @@ static void go_on(const Steps &of, const int64_t *chosen, int64_t count) {
         // A row without a choice has failed, so any token will do for it.
         of.token_ids[i] = chosen[i] == NO_TOKEN ? 0 : chosen[i];
         of.wanted[i] = i;
-        of.positions[i]++;
+        of.choose.positions[i]++;
     }
 }
 

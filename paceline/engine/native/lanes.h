@@ -145,12 +145,12 @@ struct Vectors {
         if constexpr (STEP == 0) {
             return values[0];
         } else {
-            const Of others = turned<STEP>(values, std::make_integer_sequence<int, LANES>());
+            const Of others = rotated<STEP>(values, std::make_integer_sequence<int, LANES>());
             return largest_lane<STEP / 2>(values > others ? values : others);
         }
     }
     template <int STEP, class Of, int... LANE>
-    INLINE Of turned(Of values, std::integer_sequence<int, LANE...>) {
+    INLINE Of rotated(Of values, std::integer_sequence<int, LANE...>) {
         return __builtin_shufflevector(values, values, ((LANE + STEP) % LANES)...);
     }
     INLINE float float_of(int32_t bits) {

@@ -426,8 +426,8 @@ static bool rounds_rows(const Product &call) {
 #endif
 }
 
-// The call with its rows as its way reads them: widened to float32 or rounded to int8, once for all columns and threads,
-// in memory that the caller's thread keeps.
+// The call with its rows as its way reads them: widened to float32 or rounded to int8, once for all columns, in memory that
+// this thread keeps.
 static Product with_read_rows(const Product &call) {
     static thread_local std::vector<float> floats;
     static thread_local std::vector<char> bytes;
