@@ -7,6 +7,7 @@ target's rounds do not fill, Hugging Face's `generate` makes them of thousands o
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +102,8 @@ def outputs_at_once(
         if time.monotonic() > ends_at:
             return
         tokens = padded([prompt[::-1] for prompt in prompts]).flip(1).to(model.device)  # padding on the left
-        ended = model.generate(
+        # Of a copy, for `generate` notes with a model how long its longest cache was, and makes none shorter.
+        ended = copy(model).generate(
             input_ids=tokens.clamp_min(0),
             attention_mask=tokens.ne(IGNORED).long(),
             max_new_tokens=max_new_tokens,

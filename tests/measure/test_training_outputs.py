@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, StaticCache
 
 from paceline.builtin import resolve_model
 from paceline.errors import PeerFailed, StartupError
@@ -101,3 +101,19 @@ def test_prompts_answered_at_once_get_the_outputs_that_each_has_alone() -> None:
         (len(one), one) for one in prompts
     }
     assert not answered([prompts], minutes=-1)
+
+
+def test_a_batch_of_prompts_has_a_cache_of_its_own_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`generate` makes each as long as the longest before it: short prompts after long ones took a GPU's memory."""
+    model = LlamaForCausalLM.from_pretrained(resolve_model("builtin:target"), dtype=torch.float32)
+    lengths: list[int] = []
+
+    def made(max_cache_len: int, **keywords: Any) -> StaticCache:
+        lengths.append(max_cache_len)
+        return StaticCache(max_cache_len=max_cache_len, **keywords)
+
+    monkeypatch.setattr("transformers.generation.utils.StaticCache", made)
+    batches = [[(2, *range(500, 540), 3)], [(2, 500, 3)]]
+    answers = outputs.outputs_at_once(model, batches, lambda words: None, minutes=60, max_new_tokens=4)
+    assert len(list(answers)) == 2
+    assert lengths[0] - lengths[1] == 39
