@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from paceline.engine.heads.drafting import MOST_WAITING
@@ -135,6 +136,17 @@ def test_eagle_3_for_a_deeper_target_is_refused(pairs: dict[str, PairOfCheckpoin
     target = pairs["Llama"].target
     folder = write_eagle3(tmp_path / "heads", target, is_speculators=True)
     with pytest.raises(ModelNotUsable, match="layers 1, 2, 4, and the target has 2 layers"):
+        load_heads(str(folder), load_model(str(target)))
+
+
+@pytest.mark.parametrize("moved", [-5, 1000])
+def test_eagle_3_that_drafts_tokens_of_another_vocabulary_is_refused(moved: int, tmp_path: Path) -> None:
+    """It was served, and each verify that asked for its drafts failed."""
+    target = write_model(tmp_path / "target", "Llama", num_hidden_layers=6)
+    folder = write_eagle3(tmp_path / "heads", target, is_speculators=False)
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"d2t": weights["d2t"] + moved}, folder / "model.safetensors")
+    with pytest.raises(ModelNotUsable, match=f"drafts tokens {1 + moved} to .* outside the target's vocabulary"):
         load_heads(str(folder), load_model(str(target)))
 
 

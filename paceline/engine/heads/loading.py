@@ -62,6 +62,8 @@ def fitted(heads: HeadsModule, config: Any, model: LoadedModel) -> LoadedHeads:
     heads.requires_grad_(False).to(device=shape.device, dtype=shape.dtype)
     heads.take_target(plain.norm, shape.layer_count)
     _check_taps(heads.tapped_layers, shape.layer_count)
+    if heads.head:
+        _check_token_ids(heads.token_ids, model.description.vocabulary_size)
     heads.body = None  # its layers are taken apart from the rest
     layers = _layers(heads, body, model) if body else None
     with_kernels(heads, model.backend)
@@ -84,6 +86,15 @@ def _check_taps(tapped_layers: Sequence[int], layer_count: int) -> None:
         raise ModelNotUsable(
             f"--heads reads what goes into layers {', '.join(map(str, tapped_layers))}, and the target has "
             f"{layer_count} layers; give heads that were made for this target"
+        )
+
+
+def _check_token_ids(token_ids: Tensor, vocabulary_size: int) -> None:
+    least, most = int(token_ids.min()), int(token_ids.max())
+    if not 0 <= least <= most < vocabulary_size:
+        raise ModelNotUsable(
+            f"--heads drafts tokens {least} to {most}, outside the target's vocabulary [0, {vocabulary_size}): they "
+            "were made for another; train heads for this target, or start with --heads none"
         )
 
 
