@@ -37,4 +37,4 @@ def _tapped_count(told: Mapping[str, Any]) -> int:
     if told.get("speculators_model_type") != "eagle3" and "draft_vocab_size" not in told:
         return 1
     named = "eagle_aux_hidden_state_layer_ids"
-    return 1 + len(told.get(named) or told.get("eagle_config", {}).get(named) or range(_EAGLE_3_TAPS))
+    return 1 + len(told.get(named) or (told.get("eagle_config") or {}).get(named) or range(_EAGLE_3_TAPS))

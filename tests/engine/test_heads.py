@@ -1,5 +1,6 @@
 """Heads in the engine: what they draft over pages and many calls is what their modules give of the whole text."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -148,6 +149,43 @@ def test_eagle_3_that_drafts_tokens_of_another_vocabulary_is_refused(moved: int,
     save_file(weights | {"d2t": weights["d2t"] + moved}, folder / "model.safetensors")
     with pytest.raises(ModelNotUsable, match=f"drafts tokens {1 + moved} to .* outside the target's vocabulary"):
         load_heads(str(folder), load_model(str(target)))
+
+
+WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a list": (lambda told: [told], "cannot be read"),
+    "no such layers": (lambda told: told | {"model_type": "gpt2"}, "cannot be read"),
+    "layers that are not run": (lambda told: told | {"model_type": "gemma"}, "layer of GemmaForCausalLM"),
+    "no attention": (lambda told: told | {"num_attention_heads": 0}, "cannot be read"),
+    "no numbers": (lambda told: told | {"eagle_aux_hidden_state_layer_ids": ["a", "b", "c"]}, "cannot be read"),
+    "no drafts": (
+        lambda told: told | {"speculators_config": {"proposal_methods": [{"speculative_tokens": -2}]}},
+        "draft_count is -2; give at least 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_configuration_of_heads_is_refused_in_words(case: str, tmp_path: Path) -> None:
+    """Most ended the service by a traceback."""
+    target = write_model(tmp_path / "target", "Llama", num_hidden_layers=6)
+    folder = write_eagle3(tmp_path / "heads", target, is_speculators=False)
+    change, words = WRONG[case]
+    rewrite(folder, change)
+    with pytest.raises(ModelNotUsable, match=words):
+        load_heads(str(folder), load_model(str(target)))
+
+
+def test_what_a_configuration_of_heads_says_nothing_of_may_be_null(tmp_path: Path) -> None:
+    target = write_model(tmp_path / "target", "Llama", num_hidden_layers=6)
+    folder = write_eagle3(tmp_path / "heads", target, is_speculators=False)
+    rewrite(folder, lambda told: told | {"eagle_config": None, "speculators_config": None})
+    loaded = load_heads(str(folder), load_model(str(target)))
+    assert loaded and loaded.tapped_count == read_heads_size(str(folder)).tapped_count == 4
+
+
+def rewrite(folder: Path, change: Callable[[Any], Any]) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -95,10 +95,11 @@ def _layer_config(told: Mapping[str, Any], named: Mapping[str, Tensor]) -> Any:
 
 
 def _draft_count(told: Mapping[str, Any]) -> int:
-    proposals = told.get("speculators_config", {}).get("proposal_methods") or [{}]
+    proposals = (told.get("speculators_config") or {}).get("proposal_methods") or [{}]
     return int(proposals[0].get("speculative_tokens", DRAFT_COUNT))
 
 
 def _tapped_layers(told: Mapping[str, Any]) -> Any:
     name = "eagle_aux_hidden_state_layer_ids"
-    return told.get(name) or told.get("eagle_config", {}).get(name)
+    found = told.get(name) or (told.get("eagle_config") or {}).get(name)
+    return found and [int(one) for one in found]

@@ -24,8 +24,10 @@ class HeadsModule(nn.Module, ABC):
     """Whether the first layer's attention reads embeddings too, which stand before the rest of what `enter` returns."""
 
     def __init__(self, draft_count: int) -> None:
-        """`draft_count` is the most tokens that are drafted after one."""
+        """`draft_count` is the most tokens that are drafted after one. Raise ValueError or TypeError for no number."""
         super().__init__()
+        if not range(draft_count):
+            raise ValueError(f"draft_count is {draft_count}; give at least 1")
         self.draft_count = draft_count
         self.body: Any = None
         """Layers that keep keys and values, as transformers' model of the target's architecture; None without any."""

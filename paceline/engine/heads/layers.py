@@ -18,15 +18,25 @@ from paceline.engine.model.plain_layer import Layer
 from paceline.engine.model.programs import Programs, RecordedPass, can_read, can_record, rows_of
 from paceline.engine.model.turns import Turns
 from paceline.engine.native import Kernels, PassRows
+from paceline.errors import ModelNotUsable
 
 
 class HeadLayers:
     def __init__(
         self, body: Any, first_number: int, max_length: int, backend: Backend, *, reads_embeddings: bool
     ) -> None:
-        """Take the layers of transformers' model `body`; `first_number` is that of the first one in the pool."""
+        """Take the layers of transformers' model `body`; `first_number` is that of the first one in the pool.
+
+        Raise ModelNotUsable for an architecture that is no plain decoder.
+        """
         self._reads_embeddings = reads_embeddings
-        form = FORMS[type(body).__name__.replace("Model", "ForCausalLM")]
+        name = type(body).__name__.replace("Model", "ForCausalLM")
+        if name not in FORMS:
+            raise ModelNotUsable(
+                f"--heads has a layer of {name}, and layers of plain decoders alone are run ({', '.join(FORMS)}); give "
+                "other heads, or start with --heads none"
+            )
+        form = FORMS[name]
         if isinstance(body.layers[0].input_layernorm, nn.Identity):
             form = replace(form, before_attention=None)
         taken = partial(take, backend=backend, packed_bytes=least_packed_bytes(body))
