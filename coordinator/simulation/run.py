@@ -55,7 +55,7 @@ class _Simulation:
         self._saved = saved
         self._cluster = cluster
         self._coordinators: list[Parts] = []
-        self._texts = Texts(saved.costs, seed)
+        self._texts = Texts(saved.costs, saved.draft.model_id if saved.draft else "", seed)
         self._seed = seed
         times = CallTimes(saved.costs.calls_of())
         self._targets = [
@@ -73,11 +73,15 @@ class _Simulation:
     def _made_drafts(self) -> list[SimulatedDraft]:
         model = self._saved.draft
         names = _names("draft", self._cluster.draft_service_count)
-        if names and (model is None or not self._texts.has_drafts):
-            raise InvalidRequest("the costs know no draft service; measure them where one drafts, or give --drafts 0")
+        calls = self._saved.costs.calls_of(model.model_id) if model else []
+        if names and not (calls and self._texts.has_drafts):
+            of_model = f" of {model.model_id}, the draft that they name" if model else ""
+            raise InvalidRequest(
+                f"the costs know no draft service{of_model}; measure them where it drafts, or give --drafts 0"
+            )
         if model is None:
             return []
-        times = CallTimes(self._saved.costs.calls_of(model.model_id))
+        times = CallTimes(calls)
         return [
             SimulatedDraft(name, model, self._around(times, name, self._cluster.draft_round_trip_s)) for name in names
         ]

@@ -35,11 +35,11 @@ class Text:
 
 
 class Texts:
-    """All texts of a simulation."""
+    """All texts of a simulation, by how often drafts of one model were right."""
 
-    def __init__(self, costs: MeasuredCosts, seed: int) -> None:
-        found = [one for one in costs.acceptances if one.source is DraftSource.DRAFT and one.compared_counts]
-        self._counts = max(found, key=lambda one: one.compared_counts[0], default=None)
+    def __init__(self, costs: MeasuredCosts, draft_model: str, seed: int) -> None:
+        found = [one for one in costs.acceptances if one.source is DraftSource.DRAFT and one.draft_model == draft_model]
+        self._counts = next((one for one in found if one.compared_counts), None)
         self._seed = seed
 
     @property

@@ -15,10 +15,17 @@ class MeasuredRounds:
         self.counts = saved.draft_counts
         """Draft counts that were measured."""
         self._verify = CallTimes(saved.costs.calls_of())
-        self._propose = CallTimes(saved.costs.calls_of(saved.draft.model_id) if saved.draft else [])
+        calls = saved.costs.calls_of(saved.draft.model_id) if saved.draft else []
+        self._has_drafts = bool(calls)
+        self._propose = CallTimes(calls)
 
     def check_draft_counts(self) -> None:
         """Raise InvalidRequest where costs are of no draft, or of one draft count, which says nothing of others."""
+        if not self._has_drafts:
+            raise InvalidRequest(
+                "costs have no calls of the draft service that they name, or name none; measure them where one drafts",
+                field="costs",
+            )
         if len(self.counts) < 2:
             raise InvalidRequest(
                 f"the costs are of draft counts {self.counts or 'none'}; measure them with --draft-count auto, which "

@@ -13,7 +13,8 @@ from coordinator.simulation.texts import Text
 from paceline.errors import InvalidRequest
 from paceline.simulate.cluster import PlannedRequest, SimulatedCluster
 from paceline.simulate.result import SimulationResult
-from paceline.types import MeasuredCosts
+from paceline.simulate.saved_costs import SavedModel
+from paceline.types import AcceptanceCounts, DraftSource, MeasuredCosts
 from tests.simulate.made_up_costs import propose_s, saved_costs, verify_s
 
 OVERHEAD_S = 0.0015
@@ -130,6 +131,21 @@ def test_a_draft_of_which_nothing_is_known_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="give --drafts 0"):
         simulate(plain, SimulatedCluster(4, 2, 5), [PlannedRequest(4, 4)])
     assert simulate(plain, SimulatedCluster(4, 2, 5, draft_service_count=0), [PlannedRequest(4, 4)]).round_count == 4
+
+
+def test_texts_are_those_of_the_draft_that_the_costs_name() -> None:
+    """A draft that was swapped, or one beside it, may have been compared more often."""
+    saved, cluster, requests = saved_costs(), SimulatedCluster(4, 1, 5), [PlannedRequest(4, 60)] * 4
+    other = AcceptanceCounts(DraftSource.DRAFT, "another draft", (9000,) * 8, (9000,) * 8)
+    both = replace(saved, costs=replace(saved.costs, acceptances=(other, *saved.costs.acceptances)))
+    assert simulate(both, cluster, requests) == simulate(saved, cluster, requests)
+
+
+def test_a_draft_that_was_not_asked_yet_is_refused() -> None:
+    """Its calls would take no time."""
+    saved = replace(saved_costs(), draft=SavedModel("a newer draft", 100, 64))
+    with pytest.raises(InvalidRequest, match="no draft service of a newer draft"):
+        simulate(saved, SimulatedCluster(4, 1, 5), [PlannedRequest(4, 8)])
 
 
 def test_luck_belongs_to_a_text_and_its_positions() -> None:

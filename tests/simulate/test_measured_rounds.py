@@ -7,7 +7,7 @@ import pytest
 
 from paceline.errors import InvalidRequest
 from paceline.simulate.measured_rounds import MeasuredRounds
-from paceline.simulate.saved_costs import write_costs
+from paceline.simulate.saved_costs import SavedModel, write_costs
 from paceline.types import MeasuredCosts
 from tests.commands import paceline_here
 from tests.simulate.made_up_costs import calls, propose_s, saved_costs, verify_s
@@ -30,6 +30,13 @@ def test_costs_of_one_draft_count_say_nothing_of_others() -> None:
     few = MeasuredCosts(tuple(one for one in calls() if one.step_count in (0, 5)))
     with pytest.raises(InvalidRequest, match="--draft-count auto"):
         MeasuredRounds(replace(saved_costs(), costs=few)).check_draft_counts()
+
+
+@pytest.mark.parametrize("draft", [None, SavedModel("a newer draft", 100, 64)])
+def test_costs_without_calls_of_their_draft_are_refused(draft: SavedModel | None) -> None:
+    """Drafts would take no time. Looked-up tokens are verified in several counts too."""
+    with pytest.raises(InvalidRequest, match="no calls of the draft service"):
+        MeasuredRounds(replace(saved_costs(), draft=draft)).check_draft_counts()
 
 
 def test_a_plan_is_by_measured_costs_where_they_are_given(tmp_path: Path) -> None:
