@@ -90,7 +90,8 @@ def poisson_requests(
 def read_trace(path: Path) -> list[PlannedRequest]:
     """Read JSON lines with `arrival_s`, `prompt_tokens` and `max_tokens`. Raise StartupError."""
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        # `splitlines` would also split at U+2028 and its like, which JSON strings may hold unescaped.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error.reason
         raise StartupError(f"{path} cannot be read: {reason}; name a file of JSON lines") from error

@@ -1,13 +1,41 @@
 """Costs that a cluster measured, saved in a file with the settings that they were measured with."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from math import isfinite
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from paceline.checks import MAX_DRAFT_COUNT
 from paceline.errors import InvalidRequest, StartupError
 from paceline.files import replace_file
-from paceline.types import ClusterDescription, MeasuredCosts, ModelDescription
+from paceline.types import AcceptanceCounts, CallCosts, ClusterDescription, MeasuredCosts, ModelDescription
+
+
+def _possible(costs: MeasuredCosts) -> MeasuredCosts:
+    """Raise ValueError for costs that no cluster measures: a file may have been written by hand."""
+    if not costs.calls_of():
+        raise ValueError("no calls to a target")
+    if wrong := [one for one in costs.calls if not _is_possible_call(one)]:
+        raise ValueError(f"{wrong[0]} cannot be: calls are counted from 1, and seconds are finite, and not below 0")
+    if odd := [one for one in costs.acceptances if not _is_possible_acceptance(one)]:
+        raise ValueError(f"{odd[0]} cannot be: each place is compared at least once, and right no more often")
+    return costs
+
+
+def _is_possible_call(one: CallCosts) -> bool:
+    _, *numbers = astuple(one)
+    return one.call_count >= 1 and all(isfinite(number) and number >= 0 for number in numbers)
+
+
+def _is_possible_acceptance(one: AcceptanceCounts) -> bool:
+    return (
+        len(one.compared_counts) == len(one.right_counts)
+        and all(0 <= right <= most for right, most in zip(one.right_counts, one.compared_counts, strict=True))
+        and all(one.compared_counts)
+        and 0 <= one.output_deviation <= 1
+    )
 
 
 @dataclass(frozen=True)
@@ -28,11 +56,11 @@ class SavedModel:
 class SavedCosts:
     target: SavedModel
     draft: SavedModel | None
-    batch_size: int
+    batch_size: Annotated[int, Field(ge=1)]
     lane_count: int
-    draft_count: int | None
+    draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | None
     """None: chosen round by round."""
-    costs: MeasuredCosts
+    costs: Annotated[MeasuredCosts, AfterValidator(_possible)]
 
     @property
     def draft_counts(self) -> list[int]:

@@ -1,6 +1,7 @@
 """`paceline simulate` on costs from a file."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,40 @@ def test_a_trace_may_begin_with_a_mark_of_byte_order(costs: str, tmp_path: Path)
     trace.write_bytes(b'\xef\xbb\xbf{"arrival_s":0,"prompt_tokens":4,"max_tokens":4}\n')
     status, out, _ = paceline_here("simulate", "--costs", costs, "--trace", str(trace))
     assert status == 0 and "1 completed" in out
+
+
+def test_a_line_of_a_trace_may_hold_any_character(costs: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"arrival_s":0,"prompt_tokens":4,"max_tokens":4,"prompt":"a\u2028b"}\n', encoding="utf-8")
+    status, out, _ = paceline_here("simulate", "--costs", costs, "--trace", str(trace))
+    assert status == 0 and "1 completed" in out
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("batch_size",), 0, "batch_size"),
+        (("draft_count",), 65, "draft_count"),
+        (("costs", "calls"), [], "no calls to a target"),
+        (("costs", "calls", 0, "call_count"), 0, "calls are counted from 1"),
+        (("costs", "calls", 0, "executed_s"), -1.0, "seconds are finite, and not below 0"),
+        (("costs", "calls", 0, "wire_s"), math.nan, "seconds are finite, and not below 0"),
+        (("costs", "acceptances", 0, "compared_counts"), [100], "each place is compared"),
+        (("costs", "acceptances", 0, "compared_counts"), [0] * 8, "each place is compared"),
+    ],
+)
+def test_costs_that_no_cluster_measures_are_refused(
+    costs: str, place: tuple[str | int, ...], value: object, words: str
+) -> None:
+    """They ended the command by a traceback, or gave a result that meant nothing."""
+    written = told = json.loads(Path(costs).read_text())
+    for one in place[:-1]:
+        told = told[one]
+    told[place[-1]] = value
+    Path(costs).write_text(json.dumps(written))
+    status, _, err = paceline_here("simulate", "--costs", costs, "--clients", "1")
+    assert status == 1
+    assert words in err and "give what --save-costs wrote" in err
 
 
 @pytest.mark.parametrize("flags", [("--rate", "1e-9"), ("--clients", "1", "--target-round-trip-ms", "inf")])
