@@ -12,6 +12,10 @@ from paceline.planning.search import HeadsSize
 
 _LAYER = re.compile(r"body\.layers\.(\d+)\.")
 """How our own files name a tensor of a layer with keys and values."""
+_EAGLE_COPIES = ("embed_tokens.", "lm_head.")
+"""How files of EAGLE name copies of the target's own weights, which are not loaded."""
+_EAGLE_3_COPIES = ("embed_tokens.", "d2t", "t2d")
+"""The same of EAGLE-3, whose head is its own, with its tables of tokens."""
 _EAGLE_3_TAPS = 3
 """Layers of the target that EAGLE-3 reads beside the last where its file names none."""
 
@@ -22,6 +26,7 @@ def read_heads_size(heads: str) -> HeadsSize:
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         stated, tapped = (0, 1) if "kind" in told else (int(told.get("num_hidden_layers", 1)), _tapped_count(told))
+        copied = () if "kind" in told else _EAGLE_3_COPIES if _is_eagle_3(told) else _EAGLE_COPIES
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"--heads {heads} cannot be read: {error!r}; give a folder of heads") from error
     stored = stored_counts(folder)
@@ -29,12 +34,17 @@ def read_heads_size(heads: str) -> HeadsSize:
         raise ModelNotUsable(f"--heads {heads} has no weights as safetensors; give a folder of heads")
     own = {found[1] for name in stored if (found := _LAYER.match(name))}
     layer_count = len(own) or stated
-    return HeadsSize(sum(stored.values()), layer_count, tapped if layer_count else 0)
+    loaded = sum(count for name, count in stored.items() if not name.startswith(copied))
+    return HeadsSize(loaded, layer_count, tapped if layer_count else 0)
+
+
+def _is_eagle_3(told: Mapping[str, Any]) -> bool:
+    return told.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in told
 
 
 def _tapped_count(told: Mapping[str, Any]) -> int:
     """Return how many results of the target's layers the heads of others' files read."""
-    if told.get("speculators_model_type") != "eagle3" and "draft_vocab_size" not in told:
+    if not _is_eagle_3(told):
         return 1
     named = "eagle_aux_hidden_state_layer_ids"
     return 1 + len(told.get(named) or (told.get("eagle_config") or {}).get(named) or range(_EAGLE_3_TAPS))

@@ -205,6 +205,22 @@ def test_a_plan_knows_that_eagle_3_reads_three_layers_more(pairs: dict[str, Pair
     assert read_heads_size(str(folder)).tapped_count == 1 + len(heads.tapped_layers) == 4
 
 
+PUBLISHED_ALL: dict[str, Callable[[Path, Path], Path]] = {
+    **PUBLISHED,
+    "EAGLE-3": partial(write_eagle3, is_speculators=False),
+}
+
+
+@pytest.mark.parametrize("form", PUBLISHED_ALL)
+def test_a_plan_counts_the_weights_that_are_loaded(
+    form: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """It counted copies of the target's embeddings, which are larger than the rest of published heads."""
+    folder = PUBLISHED_ALL[form](tmp_path / "heads", pairs["Llama"].target)
+    heads, _ = read_heads(folder)
+    assert read_heads_size(str(folder)).parameter_count == sum(one.numel() for one in heads.parameters())
+
+
 def test_features_that_were_taken_in_are_not_kept(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
     """An empty rest of a prompt's features kept them all, for each sequence."""
     target = pairs["Llama"].target
