@@ -18,7 +18,6 @@ from paceline.planning.dimensions import ModelDimensions, read_dimensions
 from paceline.planning.flags import variables, write_variables
 from paceline.planning.heads import read_heads_size
 from paceline.planning.search import (
-    DRAFT_COUNTS,
     INT8_STEPS,
     Candidate,
     Int8,
@@ -26,6 +25,7 @@ from paceline.planning.search import (
     Plan,
     Setting,
     Workload,
+    draft_counts,
     floor_costs,
     plan,
     weighed,
@@ -185,7 +185,7 @@ def _own(pair: Pair, workload: Workload, by_step: dict[Int8, RoundCosts]) -> Can
     coordinator, target, int8 = settings_here("coordinator"), settings_here("target"), _int8_here(pair)
     rows = min(coordinator.batch_size, workload.conversation_count)
     asked: Any = coordinator.draft_count
-    counts = DRAFT_COUNTS if asked == "auto" else [asked]
+    counts = draft_counts(pair) if asked == "auto" else [pair.most_drafts(asked)]
     settings = [Setting(count, rows, target.prefill_chunk_tokens, int8) for count in counts]
     return max((weighed(pair, workload, by_step[int8], one) for one in settings), key=lambda one: one.tokens_per_s)
 

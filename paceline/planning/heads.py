@@ -16,6 +16,8 @@ _EAGLE_COPIES = ("embed_tokens.", "lm_head.")
 """How files of EAGLE name copies of the target's own weights, which are not loaded."""
 _EAGLE_3_COPIES = ("embed_tokens.", "d2t", "t2d")
 """The same of EAGLE-3, whose head is its own, with its tables of tokens."""
+_EAGLE_DRAFT_COUNT = 5
+"""Tokens to draft where the file does not say: the depth of EAGLE's trees."""
 _EAGLE_3_TAPS = 3
 """Layers of the target that EAGLE-3 reads beside the last where its file names none."""
 
@@ -26,8 +28,11 @@ def read_heads_size(heads: str) -> HeadsSize:
     try:
         told = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         stated, tapped = (0, 1) if "kind" in told else (int(told.get("num_hidden_layers", 1)), _tapped_count(told))
+        draft_count = int(told["settings"]["draft_count"]) if "kind" in told else eagle_draft_count(told)
+        if draft_count < 1:
+            raise ValueError(f"they draft {draft_count} tokens")
         copied = () if "kind" in told else _EAGLE_3_COPIES if _is_eagle_3(told) else _EAGLE_COPIES
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"--heads {heads} cannot be read: {error!r}; give a folder of heads") from error
     stored = stored_counts(folder)
     if not stored:
@@ -35,7 +40,13 @@ def read_heads_size(heads: str) -> HeadsSize:
     own = {found[1] for name in stored if (found := _LAYER.match(name))}
     layer_count = len(own) or stated
     loaded = sum(count for name, count in stored.items() if not name.startswith(copied))
-    return HeadsSize(loaded, layer_count, tapped if layer_count else 0)
+    return HeadsSize(loaded, layer_count, tapped if layer_count else 0, draft_count)
+
+
+def eagle_draft_count(told: Mapping[str, Any]) -> int:
+    """Return how many tokens heads in others' files are to draft for a round, by their configuration."""
+    proposals = (told.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    return int(proposals[0].get("speculative_tokens", _EAGLE_DRAFT_COUNT))
 
 
 def _is_eagle_3(told: Mapping[str, Any]) -> bool:

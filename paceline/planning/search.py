@@ -39,6 +39,8 @@ class HeadsSize:
     """Layers that keep keys and values."""
     tapped_count: int
     """Results of the target's layers that they read of every token; 0 without layers of their own."""
+    draft_count: int
+    """Most tokens that they draft for a round."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ class Pair:
     heads: HeadsSize | None = None
     """What drafts inside the target, in place of a draft."""
     device: Device = "cpu"
+
+    def most_drafts(self, asked_count: int) -> int:
+        """Return the drafts of a round that asks for so many: heads have no more than they were made for."""
+        return asked_count if self.heads is None else min(asked_count, self.heads.draft_count)
 
     def target_form(self, int8: Int8) -> WeightForm:
         return WeightForm(self.target.dtype, int8 == "both", self.device)
@@ -174,8 +180,12 @@ def _settings(pair: Pair, conversation_count: int) -> Iterator[Setting]:
     steps: tuple[Int8, ...] = INT8_STEPS if pair.draft else ("none", "both")
     if pair.device != "cpu":
         steps = ("none",)  # no kernels multiply by int8 there, so weights would be held as before
-    for setting in product(DRAFT_COUNTS, row_counts(conversation_count), CHUNKS, steps):
+    for setting in product(draft_counts(pair), row_counts(conversation_count), CHUNKS, steps):
         yield Setting(*setting)
+
+
+def draft_counts(pair: Pair) -> list[int]:
+    return sorted({pair.most_drafts(one) for one in DRAFT_COUNTS})
 
 
 def row_counts(conversation_count: int) -> list[int]:
@@ -187,7 +197,7 @@ def row_counts(conversation_count: int) -> list[int]:
 
 def _target_need(pair: Pair, workload: Workload, setting: Setting) -> Need:
     form = pair.target_form(setting.int8)
-    weights, heads = weight_bytes(pair.target, form), pair.heads or HeadsSize(0, 0, 0)
+    weights, heads = weight_bytes(pair.target, form), pair.heads or HeadsSize(0, 0, 0, 0)
     weights += heads.parameter_count * form.value_bytes
     a_token = token_bytes(pair.target, form, heads.layer_count)
     return _need(pair.target, form, weights, _kv(workload, setting, a_token), setting, heads.tapped_count)

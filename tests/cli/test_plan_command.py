@@ -64,6 +64,17 @@ def test_a_plan_for_heads_starts_no_draft_service(tmp_path: Path) -> None:
     assert "PACELINE_DRAFT_MODEL=none" in output.read_text().splitlines()
 
 
+def test_a_plan_for_heads_has_no_more_drafts_than_they_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It promised the speed of eight, of heads that draft three."""
+    monkeypatch.setenv("COLUMNS", "160")
+    flags = ("--heads", "builtin:eagle", "--acceptance", "0.97", "--conversations", "2")
+    status, out, _ = paceline_here("plan", "--memory", "8GiB", *flags)
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines()]
+    drafts = {row[1]: row[4] for row in rows if len(row) == 9}
+    assert status == 0
+    assert drafts == {"chosen": "3", "fastest": "3", "least memory": "1", "your settings": "3"}
+
+
 @pytest.mark.parametrize("sizes", [{"num_attention_heads": 0}, {"vocab_size": 0}, {"hidden_size": -64}])
 def test_sizes_below_one_are_no_decoders(tmp_path: Path, sizes: dict[str, int]) -> None:
     names = ("num_attention_heads", "num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size")

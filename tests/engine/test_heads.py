@@ -197,6 +197,7 @@ def test_a_plan_knows_how_many_layers_heads_keep_and_read(
     layer_count = len(heads.body.layers) if heads.body else 0
     found = read_heads_size(str(folder))
     assert (found.layer_count, found.tapped_count) == (layer_count, 1 if layer_count else 0)
+    assert found.draft_count == heads.draft_count == DRAFT_COUNT
 
 
 def test_a_plan_knows_that_eagle_3_reads_three_layers_more(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
@@ -218,7 +219,9 @@ def test_a_plan_counts_the_weights_that_are_loaded(
     """It counted copies of the target's embeddings, which are larger than the rest of published heads."""
     folder = PUBLISHED_ALL[form](tmp_path / "heads", pairs["Llama"].target)
     heads, _ = read_heads(folder)
-    assert read_heads_size(str(folder)).parameter_count == sum(one.numel() for one in heads.parameters())
+    found = read_heads_size(str(folder))
+    assert found.parameter_count == sum(one.numel() for one in heads.parameters())
+    assert found.draft_count == heads.draft_count
 
 
 def test_features_that_were_taken_in_are_not_kept(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ from transformers import AutoConfig
 from paceline.engine.heads.eagle import Eagle
 from paceline.engine.heads.eagle3 import Eagle3
 from paceline.engine.heads.interface import HeadsModule
+from paceline.planning.heads import eagle_draft_count
 
-DRAFT_COUNT = 5
-"""Tokens to draft where the file does not say: the depth of EAGLE's trees."""
 LAYER = "body.layers.0."
 NAMES = {
     "fusion_fc.": "fc.",
@@ -51,7 +50,7 @@ def read_eagle(told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[
     config = _layer_config(told, named)
     heads = Eagle(
         config,
-        _draft_count(told),
+        eagle_draft_count(told),
         has_bias="fc.bias" in named,
         has_norm=False,
         has_layer_norms="output_norm.weight" in named,
@@ -69,7 +68,7 @@ def _read_eagle_3(told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tup
     count = len(named["head.weight"])
     heads = Eagle3(
         config,
-        _draft_count(told),
+        eagle_draft_count(told),
         vocabulary_size=count,
         tapped_layers=_tapped_layers(told),
         is_residual_normed=is_residual_normed,
@@ -92,11 +91,6 @@ def _layer_config(told: Mapping[str, Any], named: Mapping[str, Tensor]) -> Any:
     # EAGLE names its layers Llama's even if queries, keys and values have a bias, as Qwen2's have and Llama's have not.
     is_qwen = kind == "llama" and f"{LAYER}self_attn.q_proj.bias" in named
     return AutoConfig.for_model("qwen2" if is_qwen else kind, **layer)
-
-
-def _draft_count(told: Mapping[str, Any]) -> int:
-    proposals = (told.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    return int(proposals[0].get("speculative_tokens", DRAFT_COUNT))
 
 
 def _tapped_layers(told: Mapping[str, Any]) -> Any:
