@@ -11,13 +11,19 @@ def guesses_of(generation: Generation, most: int) -> dict[DraftSource, Guess]:
     guesses: dict[DraftSource, Guess] = {}
     if most < 1:
         return guesses
-    guessers = generation.guessers
-    for source in generation.drafting.sources if generation.drafting.in_order else guessers:
-        if source in guessers and (guess := guessers[source].guess(generation.token_ids, most)) and guess.token_ids:
+    drafting = generation.drafting
+    for source in drafting.sources if drafting.in_order else (*generation.guessers, DraftSource.HEADS):
+        if guess := _guess_of(source, generation, most):
             guesses[source] = guess
-    if heads := _of_heads(generation, most):
-        guesses[DraftSource.HEADS] = heads
     return guesses
+
+
+def _guess_of(source: DraftSource, generation: Generation, most: int) -> Guess | None:
+    if source is DraftSource.HEADS:
+        return _of_heads(generation, most)
+    guesser = generation.guessers.get(source)
+    guess = guesser.guess(generation.token_ids, most) if guesser else None
+    return guess if guess and guess.token_ids else None
 
 
 def _of_heads(generation: Generation, most: int) -> Guess | None:

@@ -12,9 +12,10 @@ from coordinator.requests.guess import Guess
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds import acceptances
 from coordinator.rounds.acceptances import GUESSED_ROWS
+from coordinator.rounds.auto_planner import AutoPlanner
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import RoundReport, RowReport
-from coordinator.rounds.wishes import Wish
+from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftingOptions, DraftSource, HopTime, Usage
 
 COUNT = 3
@@ -70,6 +71,17 @@ def test_an_order_of_sources_decides_whatever_they_promise(match_length: int) ->
     order = (DraftSource.DRAFT, DraftSource.SUFFIX)
     assert wish_of(generation(match_length, DraftingOptions(order, in_order=True)), "small").asked_count == COUNT
     assert wish_of(generation(match_length, DraftingOptions(order[::-1], in_order=True)), "small").asked_count == 0
+
+
+@pytest.mark.parametrize(
+    "planner", [FixedPlanner(COUNT, heads_count=COUNT), AutoPlanner(1, heads_count=COUNT)], ids=["fixed", "auto"]
+)
+def test_heads_have_the_place_that_an_order_of_sources_gives_them(planner: DraftPlanner) -> None:
+    """They came last, whatever the order."""
+    for order in ((DraftSource.HEADS, DraftSource.SUFFIX), (DraftSource.SUFFIX, DraftSource.HEADS)):
+        one = generation(SURE, DraftingOptions(order, in_order=True))
+        one.heads_draft = HeadsDraft(2, (4, 5, 6), COUNT)
+        assert planner.plan([one], ())[one].source is order[0]
 
 
 def test_a_draft_service_that_may_not_draft_is_not_asked() -> None:
