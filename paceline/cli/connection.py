@@ -160,14 +160,16 @@ async def connected(
     """
     security, notices = connection.security(), RetryNotices()
     if connection.address is not None:
-        async with Client(connection.address, connection.retries, security=security, on_retry=notices) as client:
+        async with Client(
+            connection.address, connection.retries, security=security, shares_stream=True, on_retry=notices
+        ) as client:
             cluster = await _described(client, connection.address, security)
             _check_draft_count(options, cluster)
             yield client, cluster
         return
     async with (
         running_cluster(options, tell) as addresses,
-        Client(addresses.coordinator, connection.retries, on_retry=notices) as client,
+        Client(addresses.coordinator, connection.retries, shares_stream=True, on_retry=notices) as client,
     ):
         yield client, await client.describe()
 

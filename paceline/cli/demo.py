@@ -88,7 +88,10 @@ async def show(
     """Run the demo. The console is the caller's, so that scripts/record can give one that records."""
     options = replace(options, prefix_sharing=False)
     with console.status("starting coordinator, draft service and target service") as status:
-        async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+        async with (
+            running_cluster(options) as addresses,
+            Client(addresses.coordinator, shares_stream=True) as client,
+        ):
             cluster = await client.describe()
             status.stop()
             _introduce(console, cluster)

@@ -95,5 +95,5 @@ async def running_system(
     predictions: Predictions | None = None,
 ) -> AsyncIterator[ClusterSystem]:
     """Run services while the block runs."""
-    async with running_cluster(options) as addresses, Client(addresses.coordinator) as client:
+    async with running_cluster(options) as addresses, Client(addresses.coordinator, shares_stream=True) as client:
         yield ClusterSystem(client, addresses, max_new_tokens, max_draft_count, sources, predictions)
