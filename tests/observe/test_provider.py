@@ -225,6 +225,39 @@ def test_a_restarted_service_goes_on_behind_the_line_that_its_end_cut_short(tmp_
         assert [one.name for one in read_spans([str(path)])] == [*before, "after"]
 
 
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from opentelemetry.sdk.trace import TracerProvider
+from paceline.observe.records import read_spans
+from paceline.observe.spans.file_exporter import FileExporter
+
+def spans(name, count):
+    made = [TracerProvider().get_tracer("t").start_span(name) for _ in range(count)]
+    for one in made:
+        one.end()
+    return made
+
+path = Path(sys.argv[1])
+exporter = FileExporter(path)
+exporter.export(spans("before", 20))
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 1000, most))
+print(exporter.export(spans("lost", int(sys.argv[2]))).name)
+resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+exporter.export(spans("after", 3))
+exporter.shutdown()
+print(sorted({one.name for one in read_spans([str(path)])} - {"lost"}))
+"""
+
+
+@pytest.mark.parametrize("count", [5, 100])
+def test_a_disk_that_was_full_for_a_while_costs_its_spans_and_not_the_file(count: int, tmp_path: Path) -> None:
+    """The spans after it were written behind half a line, and the whole file could not be read."""
+    status, out, err = python_code(FULL_DISK, str(tmp_path / "target.jsonl"), str(count))
+    assert (status, out.splitlines()[-2:]) == (0, ["FAILURE", "['after', 'before']"]), err
+
+
 def test_a_file_of_others_loses_nothing_to_spans(tmp_path: Path) -> None:
     path = tmp_path / "settings.json"
     path.write_text('{"my": "settings"}')

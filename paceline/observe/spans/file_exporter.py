@@ -24,28 +24,33 @@ BEGINNING = b'{"name":'
 class FileExporter(SpanExporter):
     def __init__(self, path: Path) -> None:
         """Open `path` for appending. Raise StartupError when it cannot be written."""
+        self._path = path
         try:
             _cut_stump(path)
-            self._file = path.open("a", encoding="utf-8")
+            # Without a buffer, which would write the rest of a line whose beginning is cut by then.
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise StartupError(f"--trace-file {path} cannot be written: {error}") from error
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        lines = "".join(to_line(to_record(span)) + "\n" for span in spans).encode()
         try:
-            self._file.write("".join(to_line(to_record(span)) + "\n" for span in spans))
-            self._file.flush()
+            while lines:
+                lines = lines[self._file.write(lines) :]
         except OSError as error:
+            with suppress(OSError):
+                _cut_stump(self._path)
             log.warning("spans were lost: the trace file cannot be written", error=str(error), spans=len(spans))
             return SpanExportResult.FAILURE
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:
-        with suppress(OSError):  # closing repeats a write that failed
+        with suppress(OSError):  # some file systems tell only now that a write failed
             self._file.close()
 
 
 def _cut_stump(path: Path) -> None:
-    """Take away what a killed process left of its last span: the next one would be written behind it.
+    """Take away what a killed process or a full disk left of a span: the next one would be written behind it.
 
     What is no span stays, for the file is another's.
     """
