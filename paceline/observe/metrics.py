@@ -23,6 +23,7 @@ from paceline.observe.logs import SpanIds, active_span
 from paceline.security.certificates import Certificates, end_times_s
 from paceline.types import ModelDescription
 from paceline.wire import Handler, WrappingInterceptor, ended_code, wrap
+from paceline.wire.exchange import is_unasked
 from paceline.wire.ports import Listening
 
 ROUND_BUCKETS_S = (
@@ -207,7 +208,10 @@ class CallCounter(WrappingInterceptor):
         return counted
 
     def _counted_exchange(self, behavior: Handler, method: str) -> Handler:
-        """Count every request as a call. The cancellation of a stream without a request in progress is no failure."""
+        """Count every request as a call. The cancellation of a stream without a request in progress is no failure.
+
+        What is sent unasked answers no request.
+        """
 
         async def counted(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             in_work = 0
@@ -225,8 +229,9 @@ class CallCounter(WrappingInterceptor):
 
             context.add_done_callback(ended)  # type: ignore[arg-type]
             async for response in behavior(seen(), context):
-                in_work -= 1
-                self._count(method, grpc.StatusCode.OK)
+                if not is_unasked(response):
+                    in_work -= 1
+                    self._count(method, grpc.StatusCode.OK)
                 yield response
 
         return counted

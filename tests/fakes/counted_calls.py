@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry
 
 from paceline.errors import InvalidRequest
 from paceline.observe.metrics import CallCounter
+from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import generation_service_pb2 as generation_pb
 from paceline.v1 import target_service_pb2 as target_pb
+from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
 from paceline.v1.generation_service_pb2_grpc import (
     GenerationServiceServicer,
     GenerationServiceStub,
@@ -25,8 +27,8 @@ from paceline.v1.target_service_pb2_grpc import (
 from paceline.wire import open_channel, running_server
 
 
-class Obedient(TargetServiceServicer, GenerationServiceServicer):
-    """Follows an order in the first sequence id of a release or in the text of a prompt."""
+class Obedient(TargetServiceServicer, DraftServiceServicer, GenerationServiceServicer):
+    """Follows an order in the first sequence id of a call or in the text of a prompt."""
 
     def __init__(self) -> None:
         self.hung = asyncio.Event()
@@ -43,6 +45,15 @@ class Obedient(TargetServiceServicer, GenerationServiceServicer):
         async for request in requests:
             await self._obey(request.rows[0].sequence_id)
             yield target_pb.VerifyTokensResponse()
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[draft_pb.ProposeTokensRequest], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[draft_pb.ProposeTokensResponse]:
+        async for request in requests:
+            await self._obey(request.rows[0].sequence_id)
+            yield draft_pb.ProposeTokensResponse()
+            # Nobody asked for this.
+            yield draft_pb.ProposeTokensResponse(prepared=[draft_pb.PreparedDrafts()])
 
     async def GenerateText(
         self, request: generation_pb.GenerateTextRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -66,6 +77,7 @@ async def counted_calls(registry: CollectorRegistry) -> AsyncIterator[tuple[Obed
 
     def add(server: grpc.aio.Server) -> None:
         add_TargetServiceServicer_to_server(servicer, server)
+        add_DraftServiceServicer_to_server(servicer, server)
         add_GenerationServiceServicer_to_server(servicer, server)
 
     counter = CallCounter(registry, "target")

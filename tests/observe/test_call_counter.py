@@ -8,7 +8,9 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from paceline.v1 import draft_service_pb2 as draft_pb
 from paceline.v1 import target_service_pb2 as target_pb
+from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import Exchange
 from tests.fakes.counted_calls import counted_calls, drain, release
@@ -36,6 +38,29 @@ async def test_requests_on_streams_are_counted_as_calls_and_the_streams_are_not(
     counts = by_label(registry, "rpc_calls_total", "code")
     assert counts == {"OK": 5, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "CANCELLED": 1}
     assert set(by_label(registry, "rpc_calls_total", "method")) == {"VerifyTokens"}
+
+
+async def test_what_is_sent_unasked_on_a_stream_answers_no_request() -> None:
+    """It counted as an answered call, and the call that was cancelled after it did not count."""
+    registry = CollectorRegistry()
+    async with counted_calls(registry) as (servicer, channel):
+        told = asyncio.Queue[object]()
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens, told.put_nowait)
+
+        async def send(order: str) -> None:
+            await exchange.ask(draft_pb.ProposeTokensRequest(rows=[draft_pb.ProposeTokensRow(sequence_id=order)]), 60)
+            await told.get()
+
+        await send("answer")
+        hanging = asyncio.ensure_future(send("hang"))
+        await servicer.hung.wait()
+        hanging.cancel()
+        while sum((counts := by_label(registry, "rpc_calls_total", "code")).values()) < 2:
+            await asyncio.sleep(0.01)
+        await send("answer")
+    # By now the last stream has been cut off while idle.
+    counts = by_label(registry, "rpc_calls_total", "code")
+    assert counts == {"OK": 2, "CANCELLED": 1}
 
 
 @pytest.mark.parametrize(("send", "method"), [(release, "ReleaseTargetSequences"), (drain, "GenerateText")])
