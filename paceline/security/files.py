@@ -65,14 +65,15 @@ class WatchedFiles(Generic[Value]):
                 log.info("replaced files are in use", files=self._name)
         return self._value
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
+    def _stamps(self) -> list[tuple[int, int, int, int] | None]:
         return [_stamp(path) for path in self._paths]
 
 
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    """Return a value that changes when a file is replaced or written to; None when it does not exist."""
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    """Return a value that changes when a file is replaced, written to or made readable; None when it does not exist."""
     try:
         status = path.stat()
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    # A file may be written with a time of its own, and its mode changes no time but that of the change.
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

@@ -1,5 +1,6 @@
 """Permissions of callers: tokens, descriptions, reflection; no secret is written anywhere."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from paceline.codec.status import error_from_pb
 from paceline.errors import PacelineError, PermissionDenied, StartupError, Unauthenticated
 from paceline.process.instruments import Instruments
 from paceline.security.channels import channel_security
+from paceline.security.files import WatchedFiles
 from paceline.types import GenerationRequest, ReplicaState, TokenIds
 from paceline.wire import open_channel
 from tests.coordinators import fake_server
@@ -116,6 +118,41 @@ async def test_a_token_file_that_cannot_be_used_any_more_revokes_its_tokens(
         assert (content == "") or any("no longer holds" in line["event"] for line in lines)
         replace_file(token_file, RIGHT)
         assert (await client.complete(REQUEST)).token_ids == ANSWER
+
+
+@pytest.mark.parametrize("otherwise", ["", None])
+def test_a_file_that_is_made_readable_later_is_read_then(otherwise: str | None, token_file: Path) -> None:
+    """It was not read again until somebody wrote to it: nobody was let in, or what it had held stayed in use."""
+
+    def read() -> str:  # root may read whatever the mode says
+        if not token_file.stat().st_mode & 0o400:
+            raise PermissionError(f"{token_file} may not be read")
+        return token_file.read_text()
+
+    watched = WatchedFiles("tokens", [token_file], read, otherwise=otherwise)
+    held = watched.value()
+    token_file.write_text("new-token")
+    token_file.chmod(0o000)
+    assert watched.value() == (held if otherwise is None else otherwise)
+    change_mode(token_file, 0o600)
+    assert watched.value() == "new-token"
+
+
+def test_a_file_that_was_written_with_the_time_of_the_one_before_is_read(token_file: Path) -> None:
+    watched = WatchedFiles("tokens", [token_file], token_file.read_text)
+    times = token_file.stat()
+    token_file.write_text(token_file.read_text().replace(RIGHT, WRONG.replace("stranger", "client")))
+    assert len(token_file.read_text()) == times.st_size
+    os.utime(token_file, ns=(times.st_atime_ns, times.st_mtime_ns))
+    change_mode(token_file, 0o600)
+    assert RIGHT not in watched.value()
+
+
+def change_mode(path: Path, mode: int) -> None:
+    """Change it at another time than the last change: file systems have ticks of some milliseconds."""
+    before_ns = path.stat().st_ctime_ns
+    while path.stat().st_ctime_ns == before_ns:
+        path.chmod(mode)
 
 
 @pytest.mark.review
