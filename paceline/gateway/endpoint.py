@@ -62,11 +62,11 @@ class Endpoint(Generic[BodyT]):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gateway = self._gateway
-        if gateway.running.is_draining:
-            raise SHUTTING_DOWN
-        if gateway.running.is_full:
-            raise TOO_MANY
         record = RequestRecord(gateway.metrics, self._api.path)
+        if refusal := self._refusal():
+            record.status, record.error_code = refusal.status, refusal.code
+            record.end(None, is_streamed=False)
+            raise refusal
         call = _Call(self._api, gateway, Request(scope, receive), send, record)
         with gateway.running.one():
             try:
@@ -74,6 +74,13 @@ class Endpoint(Generic[BodyT]):
                     await call.run()
             finally:
                 record.end(call.answer.account if call.answer else None, is_streamed=call.is_streamed)
+
+    def _refusal(self) -> HttpError | None:
+        """Return why a request that comes now is refused; None: it is not."""
+        running = self._gateway.running
+        if running.is_draining:
+            return SHUTTING_DOWN
+        return TOO_MANY if running.is_full else None
 
 
 class _Call(Generic[BodyT]):

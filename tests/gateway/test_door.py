@@ -35,6 +35,7 @@ from paceline.gateway.reading import LONG_BODY_BYTES
 from paceline.gateway.sse import DONE
 from paceline.types import GenerationRequest, OutputPiece, ResponseFormat
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
+from tests.scrapes import by_label, value
 
 FORCED = {"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "required"}
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -249,6 +250,22 @@ async def test_more_requests_than_it_takes_are_to_come_again() -> None:
     async with scripted_door(ScriptedGenerator(), most=0) as door:
         answer = await door.complete()
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+async def test_a_refused_request_is_counted_and_has_its_line() -> None:
+    """A gateway that refused nearly everything showed no more than what it took."""
+    registry = CollectorRegistry()
+    async with scripted_door(ScriptedGenerator(), most=0, registry=registry) as door:
+        with capture_logs() as lines:
+            await door.complete()
+            await door.gateway.running.drain(60)
+            await door.complete()
+    assert by_label(registry, "gateway_requests_total", "status") == {"429": 1, "503": 1}
+    assert value(registry, "gateway_requests_running") == 0
+    assert [(one["event"], one["status"], one["error"]) for one in lines] == [
+        ("request ended", 429, "rate_limit_exceeded"),
+        ("request ended", 503, None),
+    ]
 
 
 async def test_the_first_failure_of_several_prompts_ends_them_all() -> None:
