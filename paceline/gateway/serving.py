@@ -16,9 +16,11 @@ from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
 from paceline.gateway.running import Running
-from paceline.gateway.tls import server_context
+from paceline.gateway.tls import Served, server_context, watch_served
+from paceline.observe.metrics import CertificateCollector
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
+from paceline.security.files import WatchedFiles
 from paceline.security.plaintext import check_listening
 from paceline.security.tokens import KnownTokens
 from paceline.wire import termination
@@ -46,7 +48,8 @@ async def running_gateway(
     """
     check_listening(settings.host, encrypted=settings.tls_certificate is not None, plaintext=settings.plaintext)
     tokens = KnownTokens(settings.token_file) if settings.token_file else None
-    security = settings.coordinator_security()
+    served, security = _served(settings), settings.coordinator_security()
+    watched.registry.register(CertificateCollector("gateway", served, coordinators=security.certificates))
     retries, tracer = settings.retries, watched.tracer
     async with Client(settings.coordinator, retries, tracer, security, shares_stream=True) as client:
         model = ServedModel(client, settings.model_names)
@@ -64,7 +67,7 @@ async def running_gateway(
         app = make_app(gateway, watched.registry, page or Page(), tokens, settings.cors_origins)
         watching = asyncio.create_task(model.watch())
         try:
-            async with listening(settings, app) as address:
+            async with listening(settings, app, served) as address:
                 try:
                     yield address
                 finally:
@@ -75,8 +78,17 @@ async def running_gateway(
                 await watching
 
 
+def _served(settings: GatewaySettings) -> WatchedFiles[Served] | None:
+    """Return what is served with; None for plaintext. Raise StartupError when a file is wrong."""
+    if settings.tls_certificate and settings.tls_key:
+        return watch_served(settings.tls_certificate, settings.tls_key)
+    return None
+
+
 @asynccontextmanager
-async def listening(settings: GatewaySettings, app: object) -> AsyncIterator[str]:
+async def listening(
+    settings: GatewaySettings, app: object, served: WatchedFiles[Served] | None = None
+) -> AsyncIterator[str]:
     """Let clients call while the block runs; yield HOST:PORT."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -90,8 +102,8 @@ async def listening(settings: GatewaySettings, app: object) -> AsyncIterator[str
         timeout_graceful_shutdown=CUT_OFF_S,
     )
     config.load()
-    if settings.tls_certificate and settings.tls_key:
-        config.ssl = server_context(settings.tls_certificate, settings.tls_key)
+    if served:
+        config.ssl = server_context(served)
     with bound(Listening("--port", settings.host, settings.port)) as listener:
         server = _Server(config)
         serving, begun = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())

@@ -123,11 +123,18 @@ def model_info(component: str, model: ModelDescription | None) -> Metric:
 class CertificateCollector(Collector):
     """Tells when the certificates end that are in use at the moment of the scrape."""
 
-    def __init__(self, component: str, served: Certificates | None, models: Certificates | None = None) -> None:
-        """`served` are those of the service's own port, `models` those for its calls to the model services."""
+    def __init__(
+        self,
+        component: str,
+        served: Certificates | None,
+        models: Certificates | None = None,
+        coordinators: Certificates | None = None,
+    ) -> None:
+        """`served` are those of the service's own port, the others those for its calls to such services."""
         self._component = component
         self._served = served
         self._models = models
+        self._coordinators = coordinators
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
@@ -142,12 +149,15 @@ class CertificateCollector(Collector):
     def _ends(self) -> Iterator[tuple[str, float]]:
         served = self._served.value() if self._served else None
         models = self._models.value() if self._models else None
+        coordinators = self._coordinators.value() if self._coordinators else None
         # A chain holds until its first certificate ends. Of several CAs one is enough: an old and a new one stand side
         # by side during a rotation.
         for setting, pem, end_of in (
             ("tls_certificate", served and served.certificate, min),
             ("tls_client_ca", served and served.ca, max),
             ("models_ca", models and models.ca, max),
+            ("coordinator_ca", coordinators and coordinators.ca, max),
+            ("coordinator_certificate", coordinators and coordinators.certificate, min),
         ):
             if times_s := end_times_s(pem) if pem else []:
                 yield setting, end_of(times_s)

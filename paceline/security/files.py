@@ -10,14 +10,14 @@ from paceline.errors import StartupError
 
 log = structlog.get_logger()
 
-Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
 
 
-class WatchedFiles(Generic[Value]):
+class WatchedFiles(Generic[Value_co]):
     """A value made from the contents of files. Any thread may read it."""
 
     def __init__(
-        self, name: str, paths: Sequence[Path], read: Callable[[], Value], *, otherwise: Value | None = None
+        self, name: str, paths: Sequence[Path], read: Callable[[], Value_co], *, otherwise: Value_co | None = None
     ) -> None:
         """Read the files. Raise StartupError when they are wrong.
 
@@ -35,7 +35,7 @@ class WatchedFiles(Generic[Value]):
             files = " and ".join(map(str, self._paths))
             raise StartupError(f"{name}: {files} cannot be used: {error}") from error
 
-    def value(self) -> Value:
+    def value(self) -> Value_co:
         """Return the files' value: the same object until the content changes.
 
         While they are wrong or being replaced, return `otherwise`, or the last value when that is None.

@@ -5,6 +5,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from paceline.gateway.config import GatewaySettings
 from paceline.gateway.generating import generate_all
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments, instruments
+from paceline.security.certificates import end_times_s
 from paceline.types import GenerationRequest, OutputPiece, TokenIds
 from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces
+from tests.scrapes import by_label
 from tests.spans import Spans, until
 
 NOWHERE = "127.0.0.1:1"
@@ -58,6 +61,24 @@ async def test_a_replaced_certificate_is_used_from_the_next_connection_on(tmp_pa
         async with client(address, verify=trusting(first.ca)) as http:
             with pytest.raises(httpx2.ConnectError):
                 await http.get("/")
+
+
+async def test_it_tells_when_its_certificates_end(tmp_path: Path) -> None:
+    """Nothing told of them: the alert of certificates that end was of the other services alone."""
+    served, called = Authority(tmp_path / "served"), Authority(tmp_path / "called")
+    early, late = datetime(2040, 1, 1, tzinfo=UTC), datetime(2050, 1, 1, tzinfo=UTC)
+    own, shown = served.issue("127.0.0.1", not_after=early), called.issue("gateway", not_after=late)
+    files: dict[str, Any] = {"tls_certificate": own.certificate, "tls_key": own.key, "coordinator_ca": called.ca}
+    files |= {"coordinator_certificate": shown.certificate, "coordinator_key": shown.key}
+    registry = CollectorRegistry()
+    async with running_gateway(GatewaySettings(coordinator=NOWHERE, port=0, **files), Instruments(registry)):
+        told = by_label(registry, "certificate_not_after_seconds", "setting")
+        served.issue("127.0.0.1", not_after=late)
+        renewed = by_label(registry, "certificate_not_after_seconds", "setting")
+    (ca_s,) = end_times_s(called.ca.read_bytes())
+    ends_s = {"coordinator_ca": ca_s, "coordinator_certificate": late.timestamp()}
+    assert told == {"tls_certificate": early.timestamp(), **ends_s}
+    assert renewed == {"tls_certificate": late.timestamp(), **ends_s}
 
 
 async def test_what_would_leave_the_machine_unguarded_is_refused_at_the_start(tmp_path: Path) -> None:
