@@ -6,7 +6,8 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -75,8 +76,9 @@ class _Paths:
     async def life(self, _: Request) -> Response:
         return _json(WELL)
 
-    async def metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    async def metrics(self, request: Request) -> Response:
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self._registry), headers={"content-type": content_type})
 
     async def cluster(self, _: Request) -> Response:
         return described(await self._gateway.generator.describe_once())

@@ -71,6 +71,7 @@ class Endpoint(Generic[BodyT]):
         with gateway.running.one():
             try:
                 with request_span(gateway.tracer, self._api.path, call.request.headers, lambda: record.status):
+                    record.span = active_span()
                     await call.run()
             finally:
                 record.end(call.answer.account if call.answer else None, is_streamed=call.is_streamed)
@@ -120,7 +121,7 @@ class _Call(Generic[BodyT]):
         body, model, requests = await read_body(self.request, self._read, gateway.max_body_bytes)
         self._names = own_names(body)
         self.is_streamed = bool(body.stream)
-        span = active_span()
+        span = self._record.span
         parts: tuple[Any, ...] = (
             *(self._api, body, len(requests), model, gateway.tool_format),
             span.trace_id if span else None,

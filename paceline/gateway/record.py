@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import structlog
 
 from paceline.gateway.account import Account
 from paceline.gateway.metrics import GatewayMetrics
+from paceline.observe.logs import SpanIds
+from paceline.observe.metrics import exemplar_of
 
 log = structlog.get_logger()
 CLIENT_LEFT = 499
@@ -20,6 +23,8 @@ class RequestRecord:
         self.status = 500
         """Status of the answer; of an error in a stream, that of the error. It stands for one that was never sent."""
         self.error_code: str | None = None
+        self.span: SpanIds | None = None
+        """Its span; None if it is not traced. It ends before its line is written."""
         self._metrics = metrics
         self._path = path
         self._clock = clock
@@ -31,7 +36,7 @@ class RequestRecord:
         """Note that so many tokens of output came."""
         if token_count and self._first_token_s is None:
             self._first_token_s = self._clock() - self._began_s
-            self._metrics.first_token.observe(self._first_token_s)
+            self._metrics.first_token.observe(self._first_token_s, exemplar_of(self.span))
         self._metrics.tokens.inc(token_count)
 
     def end(self, account: Account | None, *, is_streamed: bool) -> None:
@@ -40,7 +45,7 @@ class RequestRecord:
         self._metrics.running.dec()
         self._metrics.ended.labels(self._path, str(self.status)).inc()
         if self.status == 200:
-            self._metrics.duration.observe(duration_s)
+            self._metrics.duration.observe(duration_s, exemplar_of(self.span))
         (log.warning if self.status >= 500 else log.info)(
             "request ended",
             path=self._path,
@@ -52,4 +57,5 @@ class RequestRecord:
             output_tokens=account.token_count if account else 0,
             time_to_first_token_s=None if self._first_token_s is None else round(self._first_token_s, 6),
             duration_s=round(duration_s, 6),
+            **(asdict(self.span) if self.span else {}),
         )

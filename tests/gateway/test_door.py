@@ -1,6 +1,7 @@
 """Who gets in, what is said to those who do not, and what a request leaves behind."""
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -316,6 +317,20 @@ async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
     assert span.name == f"POST {COMPLETIONS}"
     assert span.attributes and span.attributes["http.response.status_code"] == 200
     assert answer.json()["paceline"]["trace_id"] == PARENT.split("-")[1]
+
+
+async def test_what_a_traced_request_leaves_names_its_trace() -> None:
+    """Neither its line nor its times did, and nobody could ask for the form that tells them."""
+    tracer, registry = TracerProvider().get_tracer("test"), CollectorRegistry()
+    async with scripted_door(ScriptedGenerator(pieces("a")), tracer=tracer, registry=registry) as door:
+        with capture_logs() as lines:
+            await door.http.post(COMPLETIONS, json={"prompt": "a"}, headers={"traceparent": PARENT})
+        scraped = await door.http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert [one["trace_id"] for one in lines] == [PARENT.split("-")[1]]
+    assert scraped.headers["content-type"].startswith("application/openmetrics-text")
+    for name in ("time_to_first_token", "request_duration"):
+        (exemplar,) = re.findall(rf"paceline_gateway_{name}_seconds_bucket.* # (\{{.*}})", scraped.text)
+        assert exemplar == f'{{trace_id="{PARENT.split("-")[1]}"}}'
 
 
 async def test_a_gateway_that_traces_nothing_passes_its_callers_trace_on() -> None:
