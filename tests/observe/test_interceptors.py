@@ -217,6 +217,16 @@ async def test_a_call_that_reaches_nobody_is_unavailable_to_its_client(calls: Ca
     assert client.is_error
 
 
+async def test_a_stream_on_a_closed_channel_ends_its_span(calls: Calls) -> None:
+    """It never ended, so no exporter got it."""
+    stub = GenerationServiceStub(calls.channel)  # made before: gRPC crashes where it makes one of a closed channel
+    await calls.channel.close()
+    with pytest.raises(grpc.aio.UsageError):
+        stub.GenerateText(generation_service_pb2.GenerateTextRequest())
+    (client,) = calls.spans("generate")
+    assert (client.attributes["rpc.response.status_code"], client.is_error) == ("UNKNOWN", True)
+
+
 async def test_outside_a_trace_only_a_generation_begins_one(calls: Calls) -> None:
     stub = DraftServiceStub(calls.channel)
     await stub.DescribeDraftModel(draft_service_pb2.DescribeDraftModelRequest())

@@ -81,7 +81,11 @@ class TracedChannel(grpc.aio.Channel):
             span = self._start(method)
             if span is None:
                 return make_call(request, metadata=tuple(metadata), **how)
-            made = make_call(request, metadata=_carrying(span, metadata), **how)
+            try:
+                made = make_call(request, metadata=_carrying(span, metadata), **how)
+            except Exception:  # the channel is closed: there is no call that could end
+                end_call(span, SpanKind.CLIENT, grpc.StatusCode.UNKNOWN)
+                raise
             # The reader may leave the stream early, so a task that waits for the call's end closes the span.
             kept_task(_end_with(made, span), self._watchers)
             return made
