@@ -28,6 +28,7 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
         self._opened = self._open()
         self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         """Former channels, by what closes them after their last call."""
+        self._is_closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -38,6 +39,7 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
         await self.close()
 
     async def close(self, grace: float | None = None) -> None:
+        self._is_closed = True
         former = dict(self._closing)
         for closing in former:
             closing.cancel()
@@ -70,6 +72,9 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
         return partial(self._call, "stream_stream", (method, *codec), named)
 
     def _call(self, kind: str, codec: tuple[Any, ...], named: dict[str, Any], request: Any = None, **how: Any) -> Any:
+        if self._is_closed:
+            # gRPC reads freed memory where a method is asked for of a closed channel (seen with grpcio 1.85.3).
+            raise grpc.aio.UsageError("Channel is closed.")
         opened = self._latest()
         call = getattr(opened.channel, kind)(*codec, **named)(request, **how)
         opened.calls.add(call)
@@ -77,7 +82,7 @@ class ReopeningChannel(grpc.aio.Channel, Generic[Opening]):
         return call
 
     def _latest(self) -> "_Opened[Opening]":
-        if self._current() is not self._opened.opening:
+        if not self._is_closed and self._current() is not self._opened.opening:
             closing = asyncio.create_task(self._opened.close_after_calls())
             self._closing[closing] = self._opened.channel
             closing.add_done_callback(self._closing.pop)

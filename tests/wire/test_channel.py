@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -34,6 +35,15 @@ class Opened:
     def get_state(self, try_to_connect: bool = False) -> None:
         return None
 
+    def unary_unary(self, method: str, **named: Any) -> Any:
+        assert not self.is_closed, "gRPC may crash here"
+        return lambda request: Made()
+
+
+class Made:
+    def add_done_callback(self, done: object) -> None:
+        pass
+
 
 async def test_closing_right_after_reopening_closes_both_channels() -> None:
     made: list[Opened] = []
@@ -48,3 +58,23 @@ async def test_closing_right_after_reopening_closes_both_channels() -> None:
     channel.get_state()
     await channel.close()
     assert [one.is_closed for one in made] == [True, True]
+
+
+async def test_a_closed_channel_makes_no_call_and_opens_no_other() -> None:
+    """The process could crash, as a coordinator with TLS where it freed sequences at a target that had just left."""
+    made: list[Opened] = []
+
+    def open_one(opening: str) -> Opened:
+        made.append(Opened())
+        return made[-1]
+
+    current = ["before"]
+    channel = ReopeningChannel(lambda: current[0], open_one)  # type: ignore[arg-type]
+    call = channel.unary_unary("/paceline.v1.TargetService/DescribeTargetModel")
+    assert isinstance(call("request"), Made)
+    await channel.close()
+    for current[0] in ("before", "after"):
+        with pytest.raises(grpc.aio.UsageError):
+            call("request")
+        channel.get_state()
+    assert [one.is_closed for one in made] == [True]
