@@ -15,8 +15,10 @@ from paceline.errors import InvalidRequest
 
 Attributes = Mapping[str, Any]
 
-_NUMBERS = re.compile(r"paceline\..+_(s|count)")
-"""Attributes that are added up."""
+_NUMBERS = re.compile(r"paceline\.(.+_(s|count)|completion_index)")
+"""Attributes that are added up, or tell outputs apart."""
+_LARGEST = 2**64
+"""What no time and no count of OpenTelemetry's reaches."""
 
 # Made once: `json.dumps` would make an encoder for every span.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -75,10 +77,13 @@ def from_line(line: str) -> SpanRecord:
     for name in ("name", "trace_id", "span_id", "kind", "service", "instance"):
         _check(fields, name, str, "text")
     for name in ("start_ns", "end_ns"):
-        _check(fields, name, int, "whole number")
+        if type(fields[name]) is not int or not 0 <= fields[name] < _LARGEST:
+            raise ValueError(f"{name} is {fields[name]!r} and no time in nanoseconds")
     _check(fields, "attributes", dict, "object")
     for name, value in fields["attributes"].items():
-        if type(value) not in (int, float) and _NUMBERS.fullmatch(name):
+        # Written so that NaN is refused too.
+        is_number = type(value) in (int, float) and abs(value) < _LARGEST
+        if not is_number and _NUMBERS.fullmatch(name):
             raise ValueError(f"{name} is {value!r} and no number")
     links = tuple(LinkRecord(*link) for link in fields["links"])
     events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
@@ -112,6 +117,6 @@ def _read(path: Path) -> list[SpanRecord]:
     for number, line in enumerate(lines[:-1], 1):  # text after the last line end is a truncated line
         try:
             spans.append(from_line(line))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidRequest(f"line {number} of {path} is no span that --trace-file wrote: {error}") from error
     return spans

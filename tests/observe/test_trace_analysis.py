@@ -274,6 +274,45 @@ def test_a_line_that_counts_in_words_is_named(name: str, tmp_path: Path) -> None
     assert "line 1 of " in err and f"{name} is 'three' and no number" in err
 
 
+@pytest.mark.parametrize(
+    ("fields", "attributes", "words"),
+    [
+        ({"start_ns": 10**400}, {}, "no time in nanoseconds"),
+        ({"end_ns": -1}, {}, "end_ns is -1 and no time in nanoseconds"),
+        ({}, {"paceline.drafted_count": float("nan")}, "paceline.drafted_count is nan and no number"),
+        ({}, {"paceline.target.wire_s": float("inf")}, "paceline.target.wire_s is inf and no number"),
+        ({}, {"paceline.suffix.drafted_count": 10**400}, "and no number"),
+        ({}, {"paceline.completion_index": [1]}, "paceline.completion_index is [1] and no number"),
+    ],
+)
+def test_a_line_with_numbers_that_cannot_be_reckoned_with_is_named(
+    fields: dict[str, object], attributes: dict[str, object], words: str, tmp_path: Path
+) -> None:
+    """Each ended the command by a traceback."""
+    spans = [json.loads(to_line(one)) for one in timeline([TYPICAL]).spans]
+    own = next(one for one in spans if one["name"] == "round")
+    own |= fields | {"attributes": own["attributes"] | attributes}
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in spans))
+    status, out, err = paceline_here("trace", str(path), "--perfetto", str(tmp_path / "trace.json"))
+    assert (status, out) == (1, "")
+    assert f"line {spans.index(own) + 1} of " in err and words in err
+
+
+def test_a_line_of_endless_lists_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "spans.jsonl"
+    path.write_text("[" * 100_000 + "\n")
+    status, _, err = paceline_here("trace", str(path))
+    assert (status, "line 1 of " in err) == (1, True)
+
+
+def test_spans_that_are_their_own_cause_stay_where_they_are() -> None:
+    one, other = timeline([TYPICAL]).spans[:2]
+    one, other = replace(one, parent_id=other.span_id), replace(other, parent_id=one.span_id)
+    alone = replace(one, span_id="f" * 16, parent_id="f" * 16)
+    assert aligned([one, other, alone]) == [one, other, alone]
+
+
 def test_requests_that_took_no_time_have_no_shares(tmp_path: Path) -> None:
     path = tmp_path / "spans.jsonl"
     spans = [json.loads(to_line(one)) for one in timeline([TYPICAL]).spans]

@@ -67,10 +67,11 @@ def aligned(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
     def shift_ns(span: SpanRecord) -> int:
         key = (span.trace_id, span.span_id)
         if key not in shifts:
+            shifts[key] = 0  # also where a damaged file has spans that are their own cause
             parent = by_id.get((span.trace_id, span.parent_id or ""))
             if parent is None:
-                shifts[key] = 0
-            elif _process(parent) == _process(span):
+                return 0
+            if _process(parent) == _process(span):
                 shifts[key] = shift_ns(parent)
             else:
                 middles = parent.start_ns + parent.end_ns - span.start_ns - span.end_ns
