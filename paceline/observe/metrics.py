@@ -173,11 +173,13 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
         yield None
         return
     try:
-        server, thread = start_http_server(port, host, registry)
+        bare = host.strip("[]")  # as URLs and gRPC have an IPv6 address
+        server, thread = start_http_server(port, bare, registry)
     except OSError as error:
         raise Listening("--metrics-port", host, port).refused(error) from error
     try:
-        yield f"http://{host}:{server.server_port}/metrics"
+        shown = f"[{bare}]" if ":" in bare else bare
+        yield f"http://{shown}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         server.server_close()

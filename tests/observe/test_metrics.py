@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -25,6 +26,7 @@ from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.observe.metrics import CertificateCollector, count_tasks, metrics_served, new_registry
 from paceline.process.instruments import Instruments, instruments
+from paceline.process.service_process import announced_endpoint
 from paceline.security.certificates import end_times_s, watch_certificates
 from paceline.types import (
     CacheDescription,
@@ -189,6 +191,22 @@ def test_metrics_are_served_over_http_and_the_port_is_free_again_afterwards() ->
         assert again == url
     with metrics_served(registry, "127.0.0.1", None) as nothing:
         assert nothing is None
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_metrics_are_served_at_an_address_of_ipv6_however_it_is_written(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With brackets, as `--host` takes it, it was refused; without them the URL was none."""
+    served = Mock(server_port=7)
+    start = Mock(return_value=(served, Mock()))
+    monkeypatch.setattr("paceline.observe.metrics.start_http_server", start)
+    registry = new_registry("draft")
+    with metrics_served(registry, host, 0) as url:
+        start.assert_called_once_with(0, "::1", registry)
+        assert url == "http://[::1]:7/metrics"
+        assert announced_endpoint(f"draft_service listening on [::1]:5, metrics on {url}").metrics_url == url
+    served.server_close.assert_called_once()
 
 
 async def test_tasks_are_counted_from_any_thread() -> None:
