@@ -50,7 +50,8 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
     )
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            # Of the process, and not of a context: threads that others start have contexts of their own.
+            lambda _, __, event: {"service": service, **event},
             structlog.processors.add_log_level,
             _add_active_span,
             structlog.processors.TimeStamper(fmt="iso"),
@@ -60,7 +61,6 @@ def configure_logs(log_format: LogFormat, log_level: LogLevel, service: str) -> 
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[log_level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Lossy(sys.stderr))),
     )
-    structlog.contextvars.bind_contextvars(service=service)
 
 
 def forward_library_logs() -> None:

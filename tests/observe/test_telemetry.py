@@ -18,7 +18,6 @@ from tests.commands import python_code
 def logs_as_they_were() -> Iterator[None]:
     yield
     structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
 
 
 def fail(prompt: str) -> None:
@@ -53,6 +52,16 @@ def test_a_line_written_in_a_span_names_it(capsys: pytest.CaptureFixture[str]) -
     assert (inside["trace_id"], inside["span_id"]) == (span.trace_id, span.span_id)
     assert own["trace_id"] == "other"
     assert before["service"] == "coordinator"
+
+
+def test_a_line_of_any_thread_names_its_service(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a model's thread, such as `the device is lost`, named none."""
+    configure_logs("json", "info", "target_service")
+    thread = threading.Thread(target=lambda: structlog.get_logger().error("the device is lost"))
+    thread.start()
+    thread.join()
+    (line,) = map(json.loads, capsys.readouterr().err.splitlines())
+    assert (line["event"], line["service"]) == ("the device is lost", "target_service")
 
 
 @pytest.fixture
