@@ -22,7 +22,7 @@ from paceline.process.settings import as_flags
 from paceline.process.supervision import keep_running
 from paceline.tasks import side_by_side
 from paceline.wire import termination
-from paceline.wire.ports import Listening
+from paceline.wire.ports import Listening, host_port
 
 log = structlog.get_logger()
 
@@ -34,6 +34,7 @@ async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | No
     """
     own = sys.argv[1:] if arguments is None else arguments
     with reserved(settings.host, settings.port) as port, reserved(settings.host, settings.health_port) as health_port:
+        assert port is not None, "a coordinator has a port; only health checks may have none"
         ports = as_flags({"port": port, "health_port": health_port})
         processes = [
             ServiceProcess("coordinator", (*own, *ports, *_flags_of(settings, index)))
@@ -45,7 +46,7 @@ async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | No
             endpoints = [start.result() for start in starts]
             for index, endpoint in enumerate(endpoints):
                 log.info("process listens", index=index, pid=processes[index].pid, metrics=endpoint.metrics_url)
-            announce("coordinator", f"{settings.host}:{port}", endpoints[0].metrics_url)
+            announce("coordinator", host_port(settings.host, port), endpoints[0].metrics_url)
             async with side_by_side() as watching:
                 watches = [
                     watching.create_task(keep_running(one, partial(log.warning, index=index)))

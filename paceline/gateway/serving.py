@@ -24,7 +24,7 @@ from paceline.security.files import WatchedFiles
 from paceline.security.plaintext import check_listening
 from paceline.security.tokens import KnownTokens
 from paceline.wire import termination
-from paceline.wire.ports import Listening, bound
+from paceline.wire.ports import Listening, bound, host_port
 
 CUT_OFF_S = 1
 """Seconds that requests have to end once their time is up and they are cancelled."""
@@ -109,7 +109,7 @@ async def listening(
         serving, begun = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
         try:
             await asyncio.wait({serving, begun}, return_when=asyncio.FIRST_COMPLETED)
-            yield f"{settings.host}:{listener.getsockname()[1]}"
+            yield host_port(settings.host, listener.getsockname()[1])
         finally:
             begun.cancel()
             server.should_exit = True

@@ -24,7 +24,7 @@ from paceline.security.certificates import Certificates, end_times_s
 from paceline.types import ModelDescription
 from paceline.wire import Handler, WrappingInterceptor, ended_code, wrap
 from paceline.wire.exchange import is_unasked
-from paceline.wire.ports import Listening
+from paceline.wire.ports import Listening, host_port
 
 ROUND_BUCKETS_S = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096),
@@ -173,13 +173,11 @@ def metrics_served(registry: CollectorRegistry, host: str, port: int | None) -> 
         yield None
         return
     try:
-        bare = host.strip("[]")  # as URLs and gRPC have an IPv6 address
-        server, thread = start_http_server(port, bare, registry)
+        server, thread = start_http_server(port, host.strip("[]"), registry)
     except OSError as error:
         raise Listening("--metrics-port", host, port).refused(error) from error
     try:
-        shown = f"[{bare}]" if ":" in bare else bare
-        yield f"http://{shown}:{server.server_port}/metrics"
+        yield f"http://{host_port(host, server.server_port)}/metrics"
     finally:
         server.shutdown()
         server.server_close()

@@ -9,6 +9,11 @@ from typing import NamedTuple
 from paceline.errors import AddressInUse, StartupError
 
 
+def host_port(host: str, port: int) -> str:
+    """Return `host:port`. An IPv6 address gets its brackets, without which neither gRPC nor a URL takes it."""
+    return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"
+
+
 class Listening(NamedTuple):
     """A place to listen, and the flag that set it."""
 
@@ -19,7 +24,7 @@ class Listening(NamedTuple):
 
     def refused(self, error: OSError) -> StartupError:
         """Return the error to raise for the system's: AddressInUse when the port is taken, else StartupError."""
-        what = f"cannot listen on {self.host}:{self.port}"
+        what = f"cannot listen on {host_port(self.host, self.port)}"
         if error.errno == errno.EADDRINUSE:
             return AddressInUse(f"{what}: the port is taken; choose another {self.flag}, or 0 for any free one")
         return StartupError(
@@ -32,7 +37,7 @@ class Listening(NamedTuple):
             bound(self).close()
         except StartupError as known:
             return known
-        return StartupError(f"cannot listen on {self.host}:{self.port} ({self.flag}): {error}")
+        return StartupError(f"cannot listen on {host_port(self.host, self.port)} ({self.flag}): {error}")
 
 
 def check_ports_free(places: Iterable[Listening]) -> None:

@@ -14,7 +14,7 @@ from paceline.security.certificates import Certificates, server_credentials
 from paceline.security.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.wire.access import AccessInterceptor
 from paceline.wire.lasting import HeardCalls, LastingServer, without_registration
-from paceline.wire.ports import Listening
+from paceline.wire.ports import Listening, host_port
 from paceline.wire.reflection import add_reflection
 from paceline.wire.status import ErrorInterceptor
 
@@ -107,7 +107,7 @@ async def running_server(
 
     calls = HeardCalls()
     server = LastingServer(make, port, calls, streams.end_streams if streams else lambda: None)
-    address = f"{host}:{server.port}"
+    address = host_port(host, server.port)
     async with _health_server(host, options, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
         await running.set_serving(False)
@@ -160,7 +160,7 @@ async def _health_server(
         return
     server = grpc.aio.server(options=[*_OPTIONS, _sharing(options.shares_port)])
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = f"{host}:{_bind(server, Listening('--health-port', host, options.health_port), None)}"
+    address = host_port(host, _bind(server, Listening("--health-port", host, options.health_port), None))
     await server.start()
     log.info("health checks are answered in plaintext", address=address)
     try:
@@ -170,7 +170,7 @@ async def _health_server(
 
 
 def _bind(server: grpc.aio.Server, place: Listening, credentials: grpc.ServerCredentials | None) -> int:
-    address = f"{place.host}:{place.port}"
+    address = host_port(place.host, place.port)
     try:
         if credentials:
             return server.add_secure_port(address, credentials)

@@ -6,7 +6,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from paceline.wire import open_channel, running_server
+from paceline.errors import StartupError
+from paceline.wire import ServerOptions, open_channel, running_server
+from paceline.wire.ports import Listening, bound
 from paceline.wire.reopening import ReopeningChannel
 
 
@@ -23,6 +25,24 @@ async def test_calls_to_this_machine_pass_no_proxy(host: str, monkeypatch: pytes
             stub: Any = health_pb2_grpc.HealthStub(channel)
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
     assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_a_server_listens_at_an_address_of_ipv6_however_it_is_written(host: str) -> None:
+    """Settings took it without brackets, and gRPC did not, which showed once the model was loaded."""
+    try:
+        bound(Listening("--port", host, 0)).close()
+    except StartupError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    options = ServerOptions(health_port=0)
+    async with running_server(host, 0, [], lambda server: None, grace_s=0, options=options) as server:
+        assert server.health_address
+        for address in (server.address, server.health_address):
+            assert address.startswith("[::1]:")
+            async with open_channel(address) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Opened:
