@@ -72,6 +72,8 @@ class RequestRecord:
         # Looked up now, for the request may end outside of its span.
         self._span = active_span()
         self._began_s = clock()
+        self._queued_at_s = 0.0
+        """Time of its queueing, once it is queued."""
         self._first_token_s: dict[int, float] = {}
         """Time of the first token sent, by completion index."""
         self._sent_counts: dict[int, int] = {}
@@ -82,6 +84,7 @@ class RequestRecord:
     def queue(self, request: Request) -> None:
         """Note that the request is queued: from now on it can fail but not be refused."""
         self.queued = request
+        self._queued_at_s = self._clock()
         self._metrics.prompt_tokens.inc(request.prompt_count)
 
     def deliver(self, piece: OutputPiece) -> bool:
@@ -165,7 +168,7 @@ class RequestRecord:
         if not self.queued:
             return None
         waits_s = [one.until_first_round_s for one in self.queued.generations]
-        return max(self._clock() - self._began_s if wait_s is None else wait_s for wait_s in waits_s)
+        return max(self._clock() - self._queued_at_s if wait_s is None else wait_s for wait_s in waits_s)
 
     @property
     def time_to_first_token_s(self) -> float | None:

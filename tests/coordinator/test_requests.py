@@ -246,6 +246,21 @@ def test_times_of_a_request_are_vllms() -> None:
     assert (logs[0]["queued_s"], logs[0]["time_to_first_token_s"], logs[0]["duration_s"]) == (0.5, 2, 7)
 
 
+def test_a_request_that_no_round_took_was_queued_since_it_was_read() -> None:
+    """The time in which it was read and tokenized counted as time in the queue."""
+    clock, registry = Clock(), CollectorRegistry()
+    record = RequestRecord(RequestMetrics(registry), clock)
+    clock.advance(3)
+    request = Request()
+    request.generations = [Generation("one", [1], Output(StopRules(9, frozenset()), None), 4, Usage(1), request)]
+    record.queue(request)
+    clock.advance(2)
+    with capture_logs() as logs:
+        record.end(grpc.StatusCode.CANCELLED)
+    assert (logs[0]["queued_s"], logs[0]["duration_s"]) == (2, 5)
+    assert value(registry, "request_queue_seconds_sum") == 2
+
+
 def test_the_line_and_the_metrics_of_a_traced_request_name_its_span() -> None:
     registry = CollectorRegistry()
     tracer = TracerProvider().get_tracer("test")
