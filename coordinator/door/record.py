@@ -13,7 +13,15 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from coordinator.requests.generation import Request
-from paceline.errors import InvalidRequest, Overloaded, PacelineError, PeerFailed, PromptTooLong, as_result
+from paceline.errors import (
+    InvalidRequest,
+    ModelChanged,
+    Overloaded,
+    PacelineError,
+    PeerFailed,
+    PromptTooLong,
+    as_result,
+)
 from paceline.observe.logs import active_span
 from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, SourceUsage, added_up
@@ -54,7 +62,7 @@ class RequestMetrics:
         # Expected labels exist from the start: a rate misses the step from nothing to one.
         for code in _CODES:
             self.ended.labels(code.name)
-        for error in (InvalidRequest, PromptTooLong, Overloaded):
+        for error in (InvalidRequest, PromptTooLong, Overloaded, ModelChanged):
             self.rejected.labels(error.reason)
         for reason in set(FinishReason) - {FinishReason.UNSPECIFIED}:
             self.completions.labels(reason.value)

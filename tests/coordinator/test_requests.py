@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -39,7 +40,7 @@ from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel
 from tests.coordinators import fake_cluster, fake_server
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, HeldVerifier
-from tests.scrapes import by_label, value
+from tests.scrapes import REFERENCE, by_label, value
 
 PROMPT = TokenIds((9, 9, 9))
 TEN_TOKENS = GenerationRequest(PROMPT, 10, ignore_end_tokens=True)
@@ -244,6 +245,17 @@ def test_times_of_a_request_are_vllms() -> None:
     assert value(registry, "request_duration_seconds_sum") == 7
     assert value(registry, "request_queue_seconds_sum") == 0.5
     assert (logs[0]["queued_s"], logs[0]["time_to_first_token_s"], logs[0]["duration_s"]) == (0.5, 2, 7)
+
+
+def test_every_reason_of_the_reference_is_there_before_a_request_is_refused() -> None:
+    """That of another model appeared with its first request, which no rate shows."""
+    registry = CollectorRegistry()
+    RequestMetrics(registry)
+    (row,) = (
+        one for one in REFERENCE.read_text(encoding="utf-8").splitlines() if "`paceline_requests_rejected_total`" in one
+    )
+    reasons = set(re.findall(r"`([A-Z_]+)`", row))
+    assert {value(registry, "requests_rejected_total", reason=one) for one in reasons} == {0}
 
 
 def test_a_request_that_no_round_took_was_queued_since_it_was_read() -> None:
