@@ -92,6 +92,7 @@ def make_serving(
     *,
     residency: Residency | None = None,
     clocks: Clocks = SYSTEM_CLOCKS,
+    registry: CollectorRegistry | None = None,
     **asked: Any,
 ) -> Serving:
     """Make what serves with one target; what is asked for are settings."""
@@ -102,7 +103,7 @@ def make_serving(
         drafters,
         residency or Residency(drafters),
         Statistics(),
-        RoundMetrics(CollectorRegistry()),
+        RoundMetrics(registry or CollectorRegistry()),
         RoundTracer(None, settings.policy),
         clocks,
     )

@@ -50,6 +50,10 @@ class RoundMetrics:
         self._group_taken(waits_s)
         self._failed.inc()
 
+    def round_cut_off(self, waits_s: list[float]) -> None:
+        """Count a round that ended with its requests' time: it says nothing of the target."""
+        self._group_taken(waits_s)
+
     def round_ended(self, waits_s: list[float], report: RoundReport) -> None:
         """Count a round; `waits_s` has the seconds that each generation waited for it."""
         self._group_taken(waits_s)

@@ -158,8 +158,12 @@ class Scheduler:
             report = await self._run_round(group, waits_s, lane, groups)
             failed, shortage = report.failed, report.shortage
         except Exception as error:
-            self._metrics.round_failed(waits_s)
-            failed = self._judge(group, error)
+            is_out_of_time = self._is_out_of_time(group, error)
+            if is_out_of_time and not self._target.is_given_up:
+                self._metrics.round_cut_off(waits_s)
+            else:
+                self._metrics.round_failed(waits_s)
+            failed = self._judge(group, error, is_out_of_time=is_out_of_time)
         finally:
             self._residency.free(self.pool.settle(group))
         self._target.tried()
@@ -196,18 +200,24 @@ class Scheduler:
             costs.add(report, in_flight_count, self._clock() - began_s)
         return report
 
-    def _judge(self, group: list[Generation], error: Exception) -> dict[Generation, PacelineError]:
+    def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
+        """Return whether a round failed because its requests' time is over."""
+        left_s = time_left_s(group, self._clock())
+        return isinstance(error, TARGET_AWAY) and left_s is not None and left_s <= FAILED_AT_DEADLINE_S
+
+    def _judge(
+        self, group: list[Generation], error: Exception, *, is_out_of_time: bool
+    ) -> dict[Generation, PacelineError]:
         """Decide whose fault a failed round is: the target's, which is given up, the requests' or one generation's.
 
         Return the generations that go on elsewhere or fail, with the error.
         """
-        if isinstance(error, TARGET_AWAY):
-            left_s = time_left_s(group, self._clock())
-            if left_s is None or left_s > FAILED_AT_DEADLINE_S:
-                self._blame(group)
-                self._lost = error
-                return {}
+        if is_out_of_time:
             error = CallTimedOut("the request's deadline passed")
+        elif isinstance(error, TARGET_AWAY):
+            self._blame(group)
+            self._lost = error
+            return {}
         elif not isinstance(error, PacelineError):
             log.error("a round failed unexpectedly", exc_info=error)
             error = PeerFailed("the coordinator failed unexpectedly; its log has the details")

@@ -12,6 +12,7 @@ from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
 from tests.coordinators import Dispatched, dispatching
 from tests.fakes.dispatches import output, submit, until, whole
 from tests.fakes.model_services import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier
+from tests.scrapes import value
 
 pytestmark = pytest.mark.review
 
@@ -96,6 +97,7 @@ async def test_a_hung_target_costs_the_requests_of_its_first_round_and_no_others
     assert {type(one) for one in lost} <= {CallTimedOut}
     assert len(lost) <= len(hung.calls[0]) == 8
     assert len(hung.calls) == 1
+    assert value(running.watched.registry, "rounds_failed_total") == 1
     kept = [(n, one) for n, one in enumerate(outputs) if not isinstance(one, BaseException)]
     assert all(one == whole(prompt(n)) for n, one in kept)
 

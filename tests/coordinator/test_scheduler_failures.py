@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 import pytest
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from coordinator.door.admission import Admission
@@ -25,6 +26,7 @@ from paceline.types import (
 )
 from tests.coordinators import SERVED, collect, generate_all, make_serving, prompts, scheduling, submit
 from tests.fakes.model_services import VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
+from tests.scrapes import value
 
 FAILED = GuardedPlanner.failed  # which conftest replaces
 
@@ -131,8 +133,11 @@ async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_n
             clock.advance(7)
             raise CallTimedOut("deadline exceeded")
 
-    verifier = FakeVerifier(take_time)
-    async with scheduling(FakeDrafter(1.0), verifier, clocks=Clocks(clock)) as (admission, scheduler):
+    verifier, registry = FakeVerifier(take_time), CollectorRegistry()
+    async with scheduling(FakeDrafter(1.0), verifier, clocks=Clocks(clock), registry=registry) as (
+        admission,
+        scheduler,
+    ):
         await generate_all(admission, scheduler, [(5,)], 10)
         request = admission.admit(GenerationRequest(TokenIds((5,))))
         request.deadline_s = clock() + 10
@@ -141,6 +146,9 @@ async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_n
         with pytest.raises(CallTimedOut, match="the request's deadline passed"):
             await collect(request)
         assert await generate_all(admission, scheduler, [(5,)], 10) == [continuation((5,), 10)]
+    # An alert says of those that fail that calls to the target do.
+    assert value(registry, "rounds_failed_total") == 0
+    assert value(registry, "group_size_count") == len(verifier.calls)
 
 
 async def test_a_target_that_is_away_ends_the_rounds_and_the_generations_are_handed_over_in_order() -> None:
