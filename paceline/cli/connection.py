@@ -160,9 +160,7 @@ async def connected(
     """
     security, notices = connection.security(), RetryNotices()
     if connection.address is not None:
-        async with Client(
-            connection.address, connection.retries, security=security, shares_stream=True, on_retry=notices
-        ) as client:
+        async with Client(connection.address, connection.retries, security=security, on_retry=notices) as client:
             cluster = await _described(client, connection.address, security)
             _check_draft_count(options, cluster)
             yield client, cluster
