@@ -4,7 +4,6 @@ import hashlib
 import hmac
 from pathlib import Path
 
-from paceline.errors import StartupError
 from paceline.security.files import WatchedFiles
 
 
@@ -19,8 +18,6 @@ class KnownTokens:
         self._hashes: WatchedFiles[list[bytes]] = WatchedFiles(
             "--token-file", [path], lambda: [_hash(token) for token in _tokens(path)], otherwise=[]
         )
-        if not self._hashes.value():
-            raise StartupError(f"--token-file: {path} holds no token; write one a line, or leave the flag out")
 
     def know(self, token: str) -> bool:
         # Hashes have one length and all of them are compared, so the time taken tells nothing about a token.
@@ -33,17 +30,14 @@ Token = WatchedFiles[str]
 
 def watch_token(path: Path) -> Token:
     """Watch the token that a client shows, the first of its file. Raise StartupError when there is none."""
-
-    def read() -> str:
-        for token in _tokens(path):
-            return token.decode()
-        raise ValueError("it holds no token")
-
-    return WatchedFiles("the token file", [path], read)
+    return WatchedFiles("the token file", [path], lambda: _tokens(path)[0].decode())
 
 
 def _tokens(path: Path) -> list[bytes]:
+    """Return a file's tokens, one at least. Raise OSError or ValueError."""
     tokens = path.read_bytes().split()
+    if not tokens:
+        raise ValueError("it holds no token; write one a line")
     # Metadata cannot carry other characters.
     if not all(token.isascii() and token.decode().isprintable() for token in tokens):
         raise ValueError("a token may hold printable ASCII characters only")
