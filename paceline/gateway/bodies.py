@@ -34,6 +34,14 @@ class NamedTool:
     name: str
 
 
+class MismatchedField(ValueError):
+    """A field that does not go with others of its body."""
+
+    def __init__(self, name: str, words: str) -> None:
+        super().__init__(f"{name} {words}")
+        self.name = name
+
+
 def is_token_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST for one in value)
 
@@ -246,7 +254,7 @@ class GenerationBody(Body):
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> "GenerationBody":
         if self.stream_options and not self.stream:
-            raise ValueError("stream_options is for streams; set stream too, or leave it out")
+            raise MismatchedField("stream_options", "is for streams; set stream too, or leave it out")
         return self
 
     @property
@@ -287,12 +295,12 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _parts_come_together(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs; set it to true")
+            raise MismatchedField("top_logprobs", "needs logprobs; set it to true")
         names = self.tool_names
         if self.tool_choice not in (None, "none", "auto") and not names:
-            raise ValueError("tool_choice asks for a call, and there are no tools; give some")
+            raise MismatchedField("tool_choice", "asks for a call, and there are no tools; give some")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
-            raise ValueError("tool_choice names a tool that is not among tools")
+            raise MismatchedField("tool_choice", "names a tool that is not among tools")
         return self
 
     @property
@@ -321,7 +329,7 @@ class CompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _some_output_is_asked_for(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens is 0 and echo is not set; ask for a token, or for the prompt")
+            raise MismatchedField("max_tokens", "is 0 and echo is not set; ask for a token, or for the prompt")
         return self
 
     @property

@@ -64,7 +64,10 @@ def parse(content: bytes, kind: type[BodyT]) -> BodyT:
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_context=False)[0]
+        problem = error.errors(include_url=False)[0]
+    cause = problem.get("ctx", {}).get("error")
+    if isinstance(cause, bodies.MismatchedField):
+        raise invalid(str(cause), cause.name)
     param = _param(problem["loc"], is_unknown=problem["type"] == "extra_forbidden")
     words = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
