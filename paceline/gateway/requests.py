@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import replace
 
+from paceline.checks import MIN_TEMPERATURE
 from paceline.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, PacelineOptions
 from paceline.gateway.errors import invalid
 from paceline.gateway.formats import as_json, format_field, response_format_of
@@ -27,6 +28,8 @@ ROLES = {"developer": "system"}
 """Roles that chat templates know by another name."""
 MAX_REPEATED_CHARACTERS = 8 << 20
 """Most characters of formats and predictions that are sent once for each prompt of a body, all together."""
+LEAST_TOP_P = 1e-9
+"""Stands for 0, which coordinators refuse: the likeliest token of any vocabulary has more, so it alone is left."""
 SEED_BITS = 53
 """Of seeds that are drawn here: JavaScript reads larger numbers wrongly."""
 
@@ -101,10 +104,12 @@ def own_names(body: GenerationBody) -> dict[str, str]:
 
 
 def _sampling(body: GenerationBody) -> SamplingParameters:
+    temperature = 1.0 if body.temperature is None else body.temperature
     return SamplingParameters(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        # A lower one is as good as none, and clients mean that by it.
+        temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
         top_k=max(0, body.top_k or 0),  # vLLM's -1 means all, too
-        top_p=1.0 if body.top_p is None else body.top_p,
+        top_p=1.0 if body.top_p is None else max(body.top_p, LEAST_TOP_P),
         min_p=body.min_p or 0.0,
         logit_bias=body.logit_bias,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline.checks import MIN_TEMPERATURE, check_sampling
 from paceline.gateway.apis import CHAT, COMPLETION
 from paceline.gateway.errors import HttpError
 from paceline.gateway.reading import parse
@@ -24,6 +25,8 @@ from paceline.types import (
 HI = {"role": "user", "content": "hi"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
 NOW = {"type": "function", "function": {"name": "now"}}
+LARGEST_VOCABULARY = 10_000_000
+"""No model has more tokens, so the likeliest is likelier than one in so many."""
 
 
 def chat(**asked: Any) -> GenerationRequest:
@@ -87,6 +90,16 @@ def test_fields_of_sampling_arrive() -> None:
 def test_without_a_temperature_it_is_openais() -> None:
     assert chat().sampling == SamplingParameters(temperature=1.0)
     assert chat(top_k=-1, temperature=None).sampling == SamplingParameters(temperature=1.0)
+
+
+def test_all_of_openais_range_is_taken() -> None:
+    """Clients send 1e-8 for the likeliest token, and 0 for both."""
+    for asked in (0.0, 1e-8, MIN_TEMPERATURE / 2, MIN_TEMPERATURE, 2.0):
+        for top_p in (0.0, 0.5, 1.0):
+            check_sampling(chat(temperature=asked, top_p=top_p).sampling, vocabulary_size=8)
+    assert chat(temperature=1e-8).sampling.temperature == 0
+    assert chat(temperature=MIN_TEMPERATURE).sampling.temperature == MIN_TEMPERATURE
+    assert chat(top_p=0).sampling.top_p < 1 / LARGEST_VOCABULARY
 
 
 def test_fields_of_ends_and_counts_arrive() -> None:
