@@ -248,6 +248,11 @@ class GenerationBody(Body):
     guided_choice: Unsupported = None
     use_beam_search: Annotated[Any, AfterValidator(_only(False))] = None
     prompt_logprobs: Unsupported = None
+    allowed_token_ids: Unsupported = None
+    bad_words: Annotated[Any, AfterValidator(_only([]))] = None
+    logits_processors: Unsupported = None
+    include_stop_str_in_output: Annotated[Any, AfterValidator(_only(False))] = None
+    truncate_prompt_tokens: Unsupported = None
     # Ours.
     paceline: PacelineOptions | None = None
 
@@ -291,6 +296,9 @@ class ChatBody(GenerationBody):
     modalities: Annotated[Any, AfterValidator(_only(["text"]))] = None
     continue_final_message: Annotated[Any, AfterValidator(_only(False))] = None
     add_generation_prompt: Annotated[Any, AfterValidator(_only(True))] = None
+    chat_template: Unsupported = None
+    documents: Annotated[Any, AfterValidator(_only([]))] = None
+    echo: Annotated[Any, AfterValidator(_only(False))] = None
 
     @model_validator(mode="after")
     def _parts_come_together(self) -> "ChatBody":

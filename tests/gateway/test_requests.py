@@ -241,6 +241,14 @@ def test_several_formats_at_once_are_refused() -> None:
         ({"paceline": {"sources": ["magic"]}}, "paceline.sources[0]"),
         ({"paceline": {"tel": True}}, "paceline.tel"),
         ({"functions": []}, "functions"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"documents": [{"text": "a"}]}, "documents"),
+        ({"echo": True}, "echo"),
+        ({"prompt": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+        ({"prompt": "a", "logits_processors": ["a"]}, "logits_processors"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": []}, "prompt"),
@@ -286,9 +294,10 @@ def test_what_is_no_json_or_no_body_is_refused(content: bytes) -> None:
 
 def test_fields_that_change_nothing_are_taken() -> None:
     unknown = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
-    harmless = {"best_of": 1, "suffix": None, "use_beam_search": False}
-    assert completions(**unknown, **harmless, seed=1) == completions(seed=1)
-    assert chat(modalities=["text"], add_generation_prompt=True, parallel_tool_calls=True, seed=1) == chat(seed=1)
+    harmless = {"bad_words": [], "include_stop_str_in_output": False, "use_beam_search": False}
+    assert completions(**unknown, **harmless, best_of=1, suffix=None, seed=1) == completions(seed=1)
+    chats = {"modalities": ["text"], "add_generation_prompt": True, "parallel_tool_calls": True, "echo": False}
+    assert chat(**harmless, **chats, seed=1) == chat(seed=1)
 
 
 def test_a_forced_call_is_a_format_of_that_tool_alone() -> None:
