@@ -64,7 +64,7 @@ class _Paths:
         return _json({"object": "list", "data": [_model(one) for one in self._gateway.model.names]})
 
     async def model(self, request: Request) -> Response:
-        return _json(_model(self._gateway.model.named(request.path_params["name"])))
+        return _json(_model(self._gateway.model.shown(request.path_params["name"])))
 
     async def health(self, _: Request) -> Response:
         if self._gateway.running.is_draining:

@@ -41,10 +41,14 @@ class ServedModel:
 
     def named(self, asked: str | None) -> str:
         """Return the name for an answer; empty: as its coordinator tells. Raise HttpError for an unknown name."""
-        known = self.names
-        if not known:
+        if not self.names:
             return asked or ""
-        if asked and asked not in known:
-            words = f"model {asked!r} is not served; ask for {', '.join(known)}, or leave it out"
-            raise HttpError(404, words, param="model", code="model_not_found")
-        return asked or known[0]
+        return self.shown(asked) if asked else self.names[0]
+
+    def shown(self, name: str) -> str:
+        """Return one of the names. Raise HttpError for any other."""
+        if name in self.names:
+            return name
+        known = ", ".join(self.names) or "one when a coordinator has told it"
+        words = f"model {name!r} is not served; ask for {known}, or leave it out"
+        raise HttpError(404, words, param="model", code="model_not_found")

@@ -210,6 +210,7 @@ async def test_a_path_with_a_slash_too_many_is_none() -> None:
     async with scripted_door(ScriptedGenerator(pieces("a"))) as door:
         answer = await door.http.post("/v1/completions/", json={"prompt": "a"})
         assert (answer.status_code, answer.json()["error"]["type"]) == (404, "invalid_request_error")
+        assert (await door.http.get("/v1/models/")).status_code == 404
 
 
 async def test_given_names_take_the_place_of_the_targets_own() -> None:
@@ -226,6 +227,8 @@ async def test_while_no_coordinator_answers_the_gateway_is_not_well_but_asks() -
         assert (await door.http.get("/health")).status_code == 503
         assert (await door.http.get("/health/live")).status_code == 200
         assert (await door.http.get("/cluster")).status_code == 503
+        assert (await door.http.get("/v1/models")).json()["data"] == []
+        assert (await door.http.get("/v1/models/any")).status_code == 404
         assert (await door.complete(model="any")).json()["model"] == "any"
         assert (await door.complete()).json()["model"] == "target"
 
