@@ -14,8 +14,8 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, TracebackType
 from typing import Self
@@ -187,10 +187,11 @@ class Client:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                async for piece in self._stream(rest, remaining_s, accept, trace_headers):
-                    received.add(piece)
-                    outage.over()
-                    yield piece
+                with _named_time(timeout_s):
+                    async for piece in self._stream(rest, remaining_s, accept, trace_headers):
+                        received.add(piece)
+                        outage.over()
+                        yield piece
                 break
             except ModelChanged as error:
                 await self._leave_other_model(error, asked, attempts)
@@ -335,6 +336,17 @@ def _seeded(request: GenerationRequest) -> GenerationRequest:
     if request.seed is not None or request.received_outputs:
         return request
     return replace(request, seed=secrets.randbits(64))
+
+
+@contextmanager
+def _named_time(timeout_s: float | None) -> Iterator[None]:
+    """Have CallTimedOut name the time of the whole output: a call only knows what was left of it."""
+    try:
+        yield
+    except CallTimedOut as error:
+        if timeout_s is None:
+            raise
+        raise CallTimedOut(f"the output did not end within {timeout_s:g} s", error.metadata) from error
 
 
 def _checked_timeout_s(timeout_s: float) -> float:

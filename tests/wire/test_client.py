@@ -100,6 +100,17 @@ async def test_the_deadline_covers_repeated_calls() -> None:
             await client.complete(GenerationRequest(PROMPT), timeout_s=0.3)
 
 
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_an_output_that_does_not_end_in_time_names_the_time(shares_stream: bool) -> None:
+    """It was "Stream removed (Deadline Exceeded)", or what was left of the time, with 17 digits."""
+    async with (
+        fake_server(FakeDrafter(0.7), HeldVerifier(0), CollectorRegistry()) as server,
+        Client(server.address, shares_stream=shares_stream) as client,
+    ):
+        with pytest.raises(CallTimedOut, match=r"^the output did not end within 0\.3 s$"):
+            await client.complete(GenerationRequest(PROMPT), timeout_s=0.3)
+
+
 class Off(GenerationServiceServicer):
     """Like a machine that is off: no call is answered before its deadline."""
 
