@@ -1,5 +1,6 @@
 """The bench itself: its comparisons and its report of the runs. Its systems are made up."""
 
+import gc
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -100,6 +101,24 @@ async def test_one_watch_sees_every_pass_so_that_it_knows_how_fast_the_machine_c
     watch = FakeWatch()
     await benched(monkeypatch, "float32", batch_sizes=(1, 2), watch=watch)
     assert watch.watched_count == 2 * 2 * (1 + 1)
+
+
+async def test_garbage_collection_scans_no_peers_libraries_during_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scan of a tenth of a second took a core from services that were measured. Later groups' models are freed."""
+    frozen: list[int] = []
+
+    class Looking(Answering):
+        async def run(self, prompts: Sequence[tuple[int, ...]]) -> Measured:
+            frozen.append(gc.get_freeze_count())
+            return await super().run(prompts)
+
+    @asynccontextmanager
+    async def looking(options: ClusterOptions, max_new_tokens: int, **_: object) -> AsyncIterator[Answering]:
+        yield Looking(options, max_new_tokens)
+
+    await benched(monkeypatch, "float32", services=looking)
+    assert frozen and min(frozen) > 1000
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(("variable", "lanes"), [(None, 2), ("1", 1)])

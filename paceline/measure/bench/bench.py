@@ -4,8 +4,9 @@ It owns the order of the work and the lives of the systems; `grid` says which sy
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -32,6 +33,7 @@ from paceline.measure.system import Measured, System
 from paceline.measure.traffic import copy_bandwidth, pass_traffic
 from paceline.model_service.worker import ModelWorker
 from paceline.process.cluster_plan import plan_cluster
+from paceline.process.service import freeze_heap
 from paceline.process.variables import NO_DRAFT
 from paceline.types import ModelDescription, PassTraffic, Text
 
@@ -113,6 +115,7 @@ class Bench:
             for specs in grid.groups(self._plan):
                 async with AsyncExitStack() as stack:
                     systems = await self._open(specs, stack)
+                    stack.enter_context(_frozen_heap())
                     for part in self._parts:
                         name = ", ".join(filter(None, (f"B = {specs[-1].batch_size}", part.category)))
                         self._observer.started(name, len(systems) * (self._plan.run_count + 1))
@@ -213,6 +216,16 @@ class Bench:
         else:
             self._result = replace(result, by_category=result.by_category | {part.category: changed})
         self._observer.measured(self._result)
+
+
+@contextmanager
+def _frozen_heap() -> Iterator[None]:
+    """Keep garbage collection from what is there: scanning peers' libraries takes a core from services for 0.1 s."""
+    freeze_heap()
+    try:
+        yield
+    finally:
+        gc.unfreeze()  # the peers' models go with the block
 
 
 def _begun(plan: BenchPlan, whole: _Part, input_name: str, device: str, lanes: int) -> BenchResult:
