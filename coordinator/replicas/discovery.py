@@ -8,6 +8,7 @@ import socket
 from typing import NamedTuple
 
 from paceline.security.channels import is_port
+from paceline.wire.ports import host_port
 
 
 class HostPort(NamedTuple):
@@ -40,6 +41,5 @@ async def resolve(address: HostPort) -> set[str]:
         address.host.strip("[]"), address.port, type=socket.SOCK_STREAM
     )
     ips_by_family = {family: {str(place[0]) for one, *_, place in infos if one == family} for family, *_ in infos}
-    if socket.AF_INET in ips_by_family:
-        return {f"{ip}:{address.port}" for ip in ips_by_family[socket.AF_INET]}
-    return {f"[{ip}]:{address.port}" for ip in ips_by_family[socket.AF_INET6]}
+    ips = ips_by_family.get(socket.AF_INET) or ips_by_family[socket.AF_INET6]
+    return {host_port(ip, address.port) for ip in ips}

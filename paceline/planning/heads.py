@@ -12,10 +12,8 @@ from paceline.planning.search import HeadsSize
 
 _LAYER = re.compile(r"body\.layers\.(\d+)\.")
 """How our own files name a tensor of a layer with keys and values."""
-_EAGLE_COPIES = ("embed_tokens.", "lm_head.")
-"""How files of EAGLE name copies of the target's own weights, which are not loaded."""
-_EAGLE_3_COPIES = ("embed_tokens.", "d2t", "t2d")
-"""The same of EAGLE-3, whose head is its own, with its tables of tokens."""
+_EAGLE_3_TABLES = ("d2t", "t2d")
+"""Tables of tokens in files of EAGLE-3, by the draft's numbers and the target's."""
 _EAGLE_DRAFT_COUNT = 5
 """Tokens to draft where the file does not say: the depth of EAGLE's trees."""
 _EAGLE_3_TAPS = 3
@@ -31,7 +29,6 @@ def read_heads_size(heads: str) -> HeadsSize:
         draft_count = int(told["settings"]["draft_count"]) if "kind" in told else eagle_draft_count(told)
         if draft_count < 1:
             raise ValueError(f"they draft {draft_count} tokens")
-        copied = () if "kind" in told else _EAGLE_3_COPIES if _is_eagle_3(told) else _EAGLE_COPIES
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ModelNotUsable(f"--heads {heads} cannot be read: {error!r}; give a folder of heads") from error
     stored = stored_counts(folder)
@@ -39,7 +36,7 @@ def read_heads_size(heads: str) -> HeadsSize:
         raise ModelNotUsable(f"--heads {heads} has no weights as safetensors; give a folder of heads")
     own = {found[1] for name in stored if (found := _LAYER.match(name))}
     layer_count = len(own) or stated
-    loaded = sum(count for name, count in stored.items() if not name.startswith(copied))
+    loaded = sum(count for name, count in stored.items() if "kind" in told or is_eagle_weight(name, told))
     return HeadsSize(loaded, layer_count, tapped if layer_count else 0, draft_count)
 
 
@@ -49,13 +46,23 @@ def eagle_draft_count(told: Mapping[str, Any]) -> int:
     return int(proposals[0].get("speculative_tokens", _EAGLE_DRAFT_COUNT))
 
 
-def _is_eagle_3(told: Mapping[str, Any]) -> bool:
+def is_eagle_3(told: Mapping[str, Any]) -> bool:
     return told.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in told
+
+
+def is_eagle_weight(name: str, told: Mapping[str, Any]) -> bool:
+    """Return whether a weight in others' files is the heads' own: embeddings, and EAGLE's output head, are copies."""
+    if name.startswith("embed_tokens."):
+        return False
+    return name not in _EAGLE_3_TABLES if is_eagle_3(told) else not name.startswith("lm_head.")
+
+
+def eagle_tapped_layers(told: Mapping[str, Any]) -> Any:
+    """Return the target's layers that EAGLE-3 reads beside the last, as the file has them; falsy where it has none."""
+    name = "eagle_aux_hidden_state_layer_ids"
+    return told.get(name) or (told.get("eagle_config") or {}).get(name)
 
 
 def _tapped_count(told: Mapping[str, Any]) -> int:
     """Return how many results of the target's layers the heads of others' files read."""
-    if not _is_eagle_3(told):
-        return 1
-    named = "eagle_aux_hidden_state_layer_ids"
-    return 1 + len(told.get(named) or (told.get("eagle_config") or {}).get(named) or range(_EAGLE_3_TAPS))
+    return 1 + len(eagle_tapped_layers(told) or range(_EAGLE_3_TAPS)) if is_eagle_3(told) else 1

@@ -65,15 +65,20 @@ class Made:
         pass
 
 
-async def test_closing_right_after_reopening_closes_both_channels() -> None:
+def reopening(current: list[str]) -> tuple[ReopeningChannel[str], list[Opened]]:
+    """Return a channel that opens another when the current one changes, and those that it has opened."""
     made: list[Opened] = []
 
     def open_one(opening: str) -> Opened:
         made.append(Opened())
         return made[-1]
 
+    return ReopeningChannel(lambda: current[0], open_one), made  # type: ignore[arg-type]
+
+
+async def test_closing_right_after_reopening_closes_both_channels() -> None:
     current = ["before"]
-    channel = ReopeningChannel(lambda: current[0], open_one)  # type: ignore[arg-type]
+    channel, made = reopening(current)
     current[0] = "after"
     channel.get_state()
     await channel.close()
@@ -82,14 +87,8 @@ async def test_closing_right_after_reopening_closes_both_channels() -> None:
 
 async def test_a_closed_channel_makes_no_call_and_opens_no_other() -> None:
     """The process could crash, as a coordinator with TLS where it freed sequences at a target that had just left."""
-    made: list[Opened] = []
-
-    def open_one(opening: str) -> Opened:
-        made.append(Opened())
-        return made[-1]
-
     current = ["before"]
-    channel = ReopeningChannel(lambda: current[0], open_one)  # type: ignore[arg-type]
+    channel, made = reopening(current)
     call = channel.unary_unary("/paceline.v1.TargetService/DescribeTargetModel")
     assert isinstance(call("request"), Made)
     await channel.close()

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from paceline.engine.heads.eagle import Eagle
 from paceline.engine.heads.eagle3 import Eagle3
 from paceline.engine.heads.interface import HeadsModule
-from paceline.planning.heads import eagle_draft_count
+from paceline.planning.heads import eagle_draft_count, eagle_tapped_layers, is_eagle_3, is_eagle_weight
 
 LAYER = "body.layers.0."
 NAMES = {
@@ -43,10 +43,10 @@ def read_eagle(told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[
 
     Raise KeyError, TypeError, ValueError or RuntimeError when they are none.
     """
-    weights = {name: weight for name, weight in weights.items() if not name.startswith("embed_tokens.")}
-    if told.get("speculators_model_type") == "eagle3" or "draft_vocab_size" in told:
-        return _read_eagle_3(told, weights)
-    named = {_own(name, NAMES): weight for name, weight in weights.items() if not name.startswith("lm_head.")}
+    own = {name: weight for name, weight in weights.items() if is_eagle_weight(name, told)}
+    if is_eagle_3(told):
+        return _read_eagle_3(told, own, weights.get("d2t"))
+    named = {_own(name, NAMES): weight for name, weight in own.items()}
     config = _layer_config(told, named)
     heads = Eagle(
         config,
@@ -59,23 +59,25 @@ def read_eagle(told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[
     return heads, config
 
 
-def _read_eagle_3(told: Mapping[str, Any], weights: Mapping[str, Tensor]) -> tuple[HeadsModule, Any]:
-    named = {_own(name, NAMES_3): weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
+def _read_eagle_3(
+    told: Mapping[str, Any], weights: Mapping[str, Tensor], larger_by: Tensor | None
+) -> tuple[HeadsModule, Any]:
+    """`larger_by` says by how much a token's number in the target's vocabulary is larger than its own; None: not."""
+    named = {_own(name, NAMES_3): weight for name, weight in weights.items()}
     is_residual_normed = bool(told.get("norm_before_residual"))
     if is_residual_normed:
         named["hidden_norm.weight"] = named.pop(f"{LAYER}input_layernorm.weight")
-    config = _layer_config(told, named)
+    config, tapped = _layer_config(told, named), eagle_tapped_layers(told)
     count = len(named["head.weight"])
     heads = Eagle3(
         config,
         eagle_draft_count(told),
         vocabulary_size=count,
-        tapped_layers=_tapped_layers(told),
+        tapped_layers=tapped and [int(one) for one in tapped],
         is_residual_normed=is_residual_normed,
         has_input_norm="input_norm.weight" in named,
     )
-    # The files say by how much a token's number in the target's vocabulary is larger than its own.
-    named["token_ids"] = torch.arange(count) + weights.get("d2t", torch.zeros(count, dtype=torch.int64))
+    named["token_ids"] = torch.arange(count) + (0 if larger_by is None else larger_by)
     heads.load_state_dict(named)
     return heads, config
 
@@ -91,9 +93,3 @@ def _layer_config(told: Mapping[str, Any], named: Mapping[str, Tensor]) -> Any:
     # EAGLE names its layers Llama's even if queries, keys and values have a bias, as Qwen2's have and Llama's have not.
     is_qwen = kind == "llama" and f"{LAYER}self_attn.q_proj.bias" in named
     return AutoConfig.for_model("qwen2" if is_qwen else kind, **layer)
-
-
-def _tapped_layers(told: Mapping[str, Any]) -> Any:
-    name = "eagle_aux_hidden_state_layer_ids"
-    found = told.get(name) or (told.get("eagle_config") or {}).get(name)
-    return found and [int(one) for one in found]
