@@ -84,6 +84,10 @@ class LayerKernels(Protocol):
         """Return the rows [W, N] of `values` [T, N] at `places` [W]."""
         ...
 
+    def copied(self, values: torch.Tensor, dtype: torch.dtype, memory: Memory = new_memory) -> torch.Tensor:
+        """Return a copy of `values` [T, N] in `dtype`."""
+        ...
+
     def attend(
         self,
         rows: Any,
@@ -95,12 +99,16 @@ class LayerKernels(Protocol):
         epsilon: float,
         scaling: float,
         memory: Memory = new_memory,
+        *,
+        is_last: bool = False,
     ) -> torch.Tensor:
         """Store the new keys and values, and let every query see its own sequence up to itself.
 
         `projected` holds queries, keys and values, [T, (H + 2 KV heads) * D], and may be overwritten. `keys` and
         `values` are a layer's memory, [KV heads, slots, D], whose dtype the result has. `rotation` is the cosines and
-        the signed sines, [positions, D]. `norms` are the weights [D] of the query and the key norm. Return [T, H * D].
+        the signed sines, [positions, D]. `norms` are the weights [D] of the query and the key norm.
+
+        Return [T, H * D]. With `is_last`, results of tokens that are not wanted, as the rows say, may be anything.
         """
         ...
 

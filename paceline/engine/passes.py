@@ -121,8 +121,8 @@ class FastPasses:
                 to_device(wanted + [0] * (logit_count - len(wanted)), device, torch.long),
                 self._cache.attention(spans),
             )
-        if self._features and features is not None:
-            self._features.take(pieces, features[: len(token_ids) if self._features.of_all else len(wanted)])
+            if self._features and features is not None:
+                self._features.take(pieces, features[: len(token_ids) if self._features.of_all else len(wanted)])
         return logits[: len(wanted)]
 
     def _made(

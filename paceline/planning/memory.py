@@ -153,13 +153,14 @@ def heads_token_bytes(model: ModelDimensions, form: WeightForm, tapped_count: in
     """Return the bytes that heads hold for each token of a pass, beside what the target's layers hold.
 
     Features wait, and are joined with those of other sequences. With embeddings they enter one layer, which computes
-    keys and values of all tokens, and the rest of the last ones alone.
+    keys and values of all tokens, and the rest of the last ones alone, whose states are what the head reads.
     """
     if not tapped_count:
         return 0
     value, hidden = form.value_bytes, model.hidden_size
     features = 2 * FLOAT_BYTES * tapped_count * hidden
-    entering = 3 * FLOAT_BYTES * hidden  # embeddings, and both beside each other or what is made of them
+    # Embeddings, both beside each other, and what is made of them: before the layer and behind it.
+    entering = 3 * (FLOAT_BYTES + value) * hidden
     rooms = value * (hidden + model.attended_size) + FLOAT_BYTES * model.projection_size
     return features + entering + rooms
 

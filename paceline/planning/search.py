@@ -198,7 +198,7 @@ def row_counts(conversation_count: int) -> list[int]:
 def _target_need(pair: Pair, workload: Workload, setting: Setting) -> Need:
     form = pair.target_form(setting.int8)
     weights, heads = weight_bytes(pair.target, form), pair.heads or HeadsSize(0, 0, 0, 0)
-    weights += heads.parameter_count * form.value_bytes
+    weights += heads.parameter_count * (1 if form.is_int8 else form.value_bytes)
     a_token = token_bytes(pair.target, form, heads.layer_count)
     return _need(pair.target, form, weights, _kv(workload, setting, a_token), setting, heads.tapped_count)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -352,19 +353,68 @@ def test_their_layers_give_the_same_bits_at_once_as_call_by_call(
         assert heads and heads.layers
         if not at_once:
             heads.layers._recorded = None
-        elif (kind, dtype) != ("eagle", "bfloat16"):  # its layer has no norm that rounds what it reads
-            assert heads.layers._recorded
+        assert bool(heads.layers._recorded) == at_once
         verifier, outputs = Verifier(Runner(model, OPTIONS, heads=heads)), list[torch.Tensor]()
         drafts = verifier.runner._heads
         assert drafts
-        drafts._layers = noted(heads.layers, outputs)
+        drafts._layers, drafts._steps = noted(heads.layers, outputs), None
         rows = [VerifyRow(str(n), 0, PROMPT[n:], (5, 6), propose_count=DRAFT_COUNT) for n in range(3)]
         for row, verdict in zip(rows, verified(verifier, *rows), strict=True):
             text = [*row.token_ids, *row.draft_token_ids[: verdict.accepted_count], verdict.next_token_id]
             go_on(verifier, text, verdict.draft_token_ids, name=row.sequence_id)
         made.append(outputs)
+    assert all(made)
     for one, same in zip(*made, strict=True):
         assert torch.equal(one, same)
+
+
+HELD: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
+}
+
+
+@pytest.mark.parametrize("has_norms", [False, True], ids=["", "with norms"])
+@pytest.mark.parametrize("held", HELD)
+def test_eagle_drafts_the_same_by_one_call_as_place_by_place(
+    held: str, has_norms: bool, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    kernels = built_kernels()
+    if held == "w8a8" and kernels.product_way("int8 rows") is None:
+        pytest.skip("this processor rounds no rows")
+    target, folder = pairs["Llama"].target, tmp_path / "heads"
+    write_speculators(folder, target, layernorms=has_norms)
+    warm = ChoiceRule(SamplingParameters(temperature=1.5), seed=3)
+    barred = ChoiceRule(SamplingParameters(logit_bias=((7, 1000.0),)))  # which one call cannot follow
+    asked = {"a": (GREEDY, 2), "b": (warm, 3), "c": (barred, 3), "d": (warm, 1)}
+    made = []
+    for at_once in (True, False):
+        model = load_model(str(target), **HELD[held])
+        heads = load_heads(str(folder), model)
+        assert heads and heads.steps
+        steps = Mock(wraps=heads.steps)
+        verifier = Verifier(Runner(model, OPTIONS, heads=replace(heads, steps=steps if at_once else None)))
+        rows = [
+            VerifyRow(one, 0, PROMPT[n:], (), rule, propose_count=count)
+            for n, (one, (rule, count)) in enumerate(asked.items())
+        ]
+        found = [verified(verifier, *rows)]
+        for known in range(1, 4):  # tokens that are committed already
+            rows = [
+                replace(row, base_length=last.cached_length, token_ids=(last.next_token_id, 5, 6)[:known], rule=None)
+                for row, last in zip(rows, found[-1], strict=True)
+            ]
+            rows = [
+                replace(row, draft_token_ids=last.draft_token_ids) for row, last in zip(rows, found[-1], strict=True)
+            ]
+            found.append(verified(verifier, *rows))
+        made.append(found)
+        assert steps.drafts.call_count == (4 if at_once else 0)
+    assert made[0] == made[1]
+    for verdicts in made[0]:
+        assert [len(one.draft_token_ids) for one in verdicts] == [2, 3, 3, 1]
 
 
 def noted(layers: Callable[..., torch.Tensor], outputs: list[torch.Tensor]) -> Any:

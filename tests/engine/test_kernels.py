@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from ctypes import CDLL
-from itertools import chain, pairwise, starmap
+from itertools import chain, pairwise, product, starmap
 from pathlib import Path
 
 import pytest
@@ -285,6 +285,21 @@ def test_results_are_rounded_to_bfloat16_as_by_torch(size: int) -> None:
     gate = torch.full_like(up, 100)  # whose silu is itself
     found = built_kernels().gate(torch.cat((gate, up / 100), dim=1), torch.bfloat16)
     torch.testing.assert_close(found, (gate * (up / 100)).bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtypes", [*product(CACHE_DTYPES, CACHE_DTYPES)])
+@pytest.mark.parametrize("size", [16, 21])
+def test_rows_are_taken_or_copied_in_any_dtype_and_put_beside_others(
+    size: int, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    generator, (dtype, kept) = torch.Generator().manual_seed(size), dtypes
+    values = torch.randn(5, size, generator=generator).to(dtype)
+    beside = torch.zeros(5, size + 7, dtype=kept)
+    places = torch.tensor([4, 0, 0, 3])
+    kernels = built_kernels()
+    assert torch.equal(kernels.take(values, places, dtype=kept), values[places].to(kept))
+    kernels.copied(values, kept, lambda shape, dtype: beside[:, 7:])
+    assert torch.equal(beside, F.pad(values.to(kept), (7, 0)))
 
 
 def test_work_is_shared_among_threads_and_its_results_do_not_change() -> None:

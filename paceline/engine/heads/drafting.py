@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from paceline.engine.heads.loading import LoadedHeads
-from paceline.engine.interfaces import KvCache, Span
+from paceline.engine.interfaces import Attention, KvCache, Span
 from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.passes import Piece, threads_of
+from paceline.engine.row_choice import is_plain
 from paceline.engine.sampling import Choice, Choosing
 from paceline.errors import CacheFull
 from paceline.types import ChoiceRule
@@ -78,7 +79,7 @@ class HeadsDrafts:
     ) -> None:
         """The cache has `heads.layer_count` layers behind the model's."""
         self._heads, self._layers, self._target = heads.heads, heads.layers, heads.target
-        self._head = heads.head
+        self._head, self._steps = heads.head, heads.steps
         self._model = model
         self._cache = cache
         self._choosing, self._choose = choosing, choose
@@ -152,11 +153,32 @@ class HeadsDrafts:
         try:
             if self._heads.repeats_layers:
                 counts = {one: self._with_room(one, count) for one, count in counts.items()}
-            states = self._taken_in(rows, lengths)
-            return self._drafted(rows, counts, states) if rows else {}
+            at_once = self._at_once(rows, counts, lengths)
+            apart = {one: row for one, row in rows.items() if one not in at_once}
+            states = self._taken_in(apart, lengths)
+            return at_once | (self._drafted(apart, counts, states) if apart else {})
         finally:
             for one, length in lengths.items():
                 self._cache.truncate(one, length)
+
+    def _at_once(
+        self, rows: Mapping[str, HeadsRow], counts: Mapping[str, int], lengths: Mapping[str, int]
+    ) -> dict[str, tuple[int, ...]]:
+        """Take in what waits of rows, and draft for them by one call; leave out those for which that cannot be done."""
+        able = [one for one, row in rows.items() if is_plain(row.rule)]
+        if not self._steps or not able:
+            return {}
+        able.sort(key=lambda one: -counts[one])
+        parts = [self._part(one, lengths[one], (rows[one].next_token_id,)) for one in able]
+        with self._threads(sum(len(part.next_ids) for part in parts)):
+            ids, features, spans = self._entering(parts)
+            attention = self._cache.attention(spans)
+            if not self._steps.can_read(attention):
+                return {}
+            rules, wanted = [rows[one].rule for one in able], [counts[one] for one in able]
+            made = self._steps.drafts(ids, features, attention, rules, wanted)
+            self._drop(parts)
+        return {one: tuple(drafts) for one, drafts in zip(able, made, strict=True)}
 
     def _last(self, rows: Mapping[str, HeadsRow]) -> Tensor:
         """Return the states after each row's next token, of heads without layers."""
@@ -174,27 +196,41 @@ class HeadsDrafts:
         return count
 
     def _taken_in(self, rows: Mapping[str, HeadsRow], lengths: Mapping[str, int]) -> Tensor:
-        """Take in what waits; return the states after each row's next token."""
+        """Take in what waits; return the states after each row's next token. `lengths` has those that draft."""
         parts = [self._part(one, lengths[one], (row.next_token_id,)) for one, row in rows.items()]
         for one, waiting in self._waiting.items():
             length = self._cache.length(one)
-            if one not in rows and length:
+            if one not in lengths and length:
                 waiting.cut(length)
                 # What follows the last token is not known yet.
                 if len(waiting.features) > MOST_WAITING:
                     parts.append(self._part(one, length))
         if not parts:
             return torch.empty(0)
+        with self._threads(sum(len(part.next_ids) for part in parts)):
+            ids, features, spans = self._entering(parts)
+            attention = self._cache.attention(spans)
+            if not rows and self._steps and self._steps.can_read(attention):
+                self._steps.take_in(ids, features, attention)
+                states = torch.empty(0)
+            else:
+                embedded = self._embedded(ids)
+                positions = [part.start + place for part in parts for place in range(len(part.next_ids))]
+                last = [span.stop - 1 for span in spans]
+                states = self._through(self._heads.enter(features, embedded), positions, attention, embedded, last)
+            self._drop(parts)
+        return states[: len(rows)]
+
+    def _entering(self, parts: Sequence[_Part]) -> tuple[list[int], Tensor, list[Span]]:
+        """Return the tokens of parts, the features [T, F] of those before them, and the spans."""
         ids = [token_id for part in parts for token_id in part.next_ids]
-        positions = [part.start + place for part in parts for place in range(len(part.next_ids))]
         spans = self._spans([(part.sequence_id, part.start, len(part.next_ids)) for part in parts])
-        with self._threads(len(ids)):
-            embedded = self._embedded(ids)
-            hidden = self._heads.enter(torch.cat([part.features for part in parts]), embedded)
-            states = self._through(hidden, positions, spans, embedded, [span.stop - 1 for span in spans])
+        return ids, torch.cat([part.features for part in parts]), spans
+
+    def _drop(self, parts: Sequence[_Part]) -> None:
+        """Forget the features of what was taken in."""
         for part in parts:
             self._waiting[part.sequence_id].drop(part.start + len(part.next_ids))
-        return states[: len(rows)]
 
     def _part(self, sequence_id: str, length: int, next_ids: tuple[int, ...] = ()) -> _Part:
         waiting = self._waiting[sequence_id]
@@ -253,16 +289,15 @@ class HeadsDrafts:
             # The token before the last is the one whose place this is.
             positions = [len(prefix) - 2 for prefix in prefixes]
             spans = self._spans([(one, position, 1) for one, position in zip(live, positions, strict=True)])
-            return self._through(states, positions, spans, embedded, range(len(live)))
+            return self._through(states, positions, self._cache.attention(spans), embedded, range(len(live)))
 
     def _through(
-        self, hidden: Tensor, positions: Sequence[int], spans: Sequence[Span], embedded: Tensor, wanted: Sequence[int]
+        self, hidden: Tensor, positions: Sequence[int], attention: Attention, embedded: Tensor, wanted: Sequence[int]
     ) -> Tensor:
         """Run tokens through the layers; return the states after those at the indices `wanted`."""
         assert self._layers
         device = hidden.device
         indices = torch.tensor(wanted, device=device)
-        attention = self._cache.attention(spans)
         made = self._layers(hidden, torch.tensor(positions, device=device), attention, indices)
         return self._heads.leave(made, embedded[indices])
 

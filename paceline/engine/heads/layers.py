@@ -16,6 +16,7 @@ from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer
 from paceline.engine.model.programs import Programs, RecordedPass, can_read, can_record, rows_of
+from paceline.engine.model.quantized_layers import QuantizedLinear
 from paceline.engine.model.turns import Turns
 from paceline.engine.native import Kernels, PassRows
 from paceline.errors import ModelNotUsable
@@ -40,8 +41,7 @@ class HeadLayers:
         if isinstance(body.layers[0].input_layernorm, nn.Identity):
             form = replace(form, before_attention=None)
         taken = partial(take, backend=backend, packed_bytes=least_packed_bytes(body))
-        weight = body.layers[0].self_attn.o_proj.weight
-        like = torch.empty(0, device=weight.device)
+        like = torch.empty(0, device=body.layers[0].post_attention_layernorm.weight.device)
         self._turns = Turns(body.rotary_emb, like, max_length, body.layers[0].self_attn.head_dim)
         self._layers = [
             Layer(layer, number, form, self._turns.turned_size, taken)
@@ -49,13 +49,18 @@ class HeadLayers:
         ]
         self._kernels = backend.kernels if backend.kernels and can_compile(self._layers, backend.kernels) else None
         self._compiled = CompiledLayers(self._layers, self._turns, self._kernels) if self._kernels else None
-        self._recorded = self._recorded_layers(weight.shape[0])
+        self._recorded: _RecordedLayers | None = None
+        if self.recordable:
+            size, dtype = body.config.hidden_size, self._layers[0].dtype
+            self._recorded = _RecordedLayers(*self.recordable, size, len(self._turns.cos), dtype)
 
-    def _recorded_layers(self, size: int) -> "_RecordedLayers | None":
+    @property
+    def recordable(self) -> tuple[CompiledLayers, Kernels] | None:
+        """The layers and the kernels that can note their passes, if there are such."""
         # What is read beside is put in its place by torch.
         if not self._compiled or self._reads_embeddings or not can_record(self._kernels, self._layers):
             return None
-        return _RecordedLayers(self._compiled, self._kernels, size, len(self._turns.cos), self._layers[0].dtype)
+        return self._compiled, self._kernels
 
     @property
     def is_compiled(self) -> bool:
@@ -96,7 +101,7 @@ class _RecordedLayers:
         return can_read(attention, self._dtype)
 
     def __call__(self, hidden: Tensor, attention: PagedAttention, wanted: Tensor) -> Tensor:
-        rows = rows_of(self._kernels, attention, self._position_count)
+        rows = rows_of(self._kernels, attention, self._position_count, wanted)
         return self._programs.begun(len(hidden), wanted, attention, rows, None)(hidden, len(wanted))
 
 
@@ -122,27 +127,27 @@ class _Recorded(RecordedPass):
         return self._hidden[:wanted_count] + self._added[:wanted_count]
 
 
-class _KernelNorm(nn.Module):
+class KernelNorm(nn.Module):
     """Takes the place of a norm in a pass."""
 
     def __init__(self, norm: Norm, kernels: LayerKernels) -> None:
         super().__init__()
-        self._weight, self._epsilon, self._kernels = norm.weight.float(), norm.epsilon, kernels
+        self.weight, self.epsilon, self._kernels = norm.weight.float(), norm.epsilon, kernels
 
     def forward(self, values: Tensor) -> Tensor:
-        rows = values.float().reshape(-1, len(self._weight)).contiguous()
-        return self._kernels.add_and_norm(rows, None, self._weight, self._epsilon).view(values.shape)
+        rows = values.float().reshape(-1, len(self.weight)).contiguous()
+        return self._kernels.add_and_norm(rows, None, self.weight, self.epsilon).view(values.shape)
 
 
-class _ProductLayer(nn.Module):
+class ProductLayer(nn.Module):
     """Takes the place of a linear layer in a pass."""
 
     def __init__(self, product: Product) -> None:
         super().__init__()
-        self._product = product
+        self.product = product
 
     def forward(self, values: Tensor) -> Tensor:
-        return self._product(values)
+        return self.product(values)
 
 
 def with_kernels(module: nn.Module, backend: Backend) -> None:
@@ -150,7 +155,7 @@ def with_kernels(module: nn.Module, backend: Backend) -> None:
     packed_bytes = least_packed_bytes(module)
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, _ProductLayer(take(child, backend=backend, packed_bytes=packed_bytes)))
+            if type(child) in (nn.Linear, QuantizedLinear):
+                setattr(parent, name, ProductLayer(take(child, backend=backend, packed_bytes=packed_bytes)))
             elif type(child) is Norm and backend.kernels:
-                setattr(parent, name, _KernelNorm(child, backend.kernels))
+                setattr(parent, name, KernelNorm(child, backend.kernels))

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.builtin import resolve_heads
+from paceline.engine.heads.eagle_steps import EagleSteps, eagle_steps
 from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.layers import HeadLayers, with_kernels
 from paceline.engine.heads.reading import read_heads
@@ -14,6 +15,7 @@ from paceline.engine.heads.vocabularies import PartialHead
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.quantized_layers import quantize_linears
 from paceline.errors import ModelNotUsable
 from paceline.process.variables import NO_HEADS
 
@@ -28,6 +30,8 @@ class LoadedHeads:
     layers: HeadLayers | None
     layer_count: int
     """Layers of keys and values of their own."""
+    steps: EagleSteps | None
+    """Makes all drafts of some sequences at once, where that can be."""
 
     @property
     def tapped_count(self) -> int:
@@ -64,11 +68,13 @@ def fitted(heads: HeadsModule, config: Any, model: LoadedModel) -> LoadedHeads:
     _check_taps(heads.tapped_layers, shape.layer_count)
     if heads.head:
         _check_token_ids(heads.token_ids, model.description.vocabulary_size)
+    if model.description.quantization:
+        quantize_linears(heads, rounds_rows=model.description.rounds_rows)
     heads.body = None  # its layers are taken apart from the rest
     layers = _layers(heads, body, model) if body else None
     with_kernels(heads, model.backend)
     head = PartialHead(heads.head, heads.token_ids, model.description.vocabulary_size) if heads.head else plain.head
-    return LoadedHeads(heads, plain, head, layers, layer_count)
+    return LoadedHeads(heads, plain, head, layers, layer_count, eagle_steps(heads, plain, layers))
 
 
 def _layers(heads: HeadsModule, body: Any, model: LoadedModel) -> HeadLayers:

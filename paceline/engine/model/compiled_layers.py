@@ -18,6 +18,9 @@ from paceline.engine.model.taps import Taps
 from paceline.engine.model.turns import Turns
 from paceline.engine.scratch import Memory, Scratch, new_memory
 
+CompiledAttention = PagedAttention | DenseAttention | TableAttention
+"""Attention whose memory kernels read."""
+
 
 def can_compile(layers: Sequence[Layer], kernels: LayerKernels) -> bool:
     """Return whether the kernels can run these layers."""
@@ -54,20 +57,23 @@ class CompiledLayers:
 
         `rows` are the attention's, as the kernels read them. The first layer's attention reads `beside` [T, H] too.
         """
-        assert isinstance(attention, PagedAttention | DenseAttention | TableAttention)
+        assert isinstance(attention, CompiledAttention)
         added: torch.Tensor | None = None
         room = self._scratch.room
         for number, layer in enumerate(self._layers):
             entering = hidden
             if layer.before_attention:
                 entering = self.add_and_norm(hidden, added, layer.before_attention, room("normed"))
+            elif hidden.dtype != self._dtype:
+                entering = self._kernels.copied(hidden, self._dtype, room("normed"))
             if taps:
                 taps.note(number, hidden)
             if beside is not None and not number:
                 entering = torch.cat((beside.to(entering.dtype), entering), dim=1)
             projected = layer.projection(entering, room("projected"))
-            attended = self._attend(layer, projected, rows, attention.memory(layer.number))
-            if layer is self._layers[-1] and wanted is not None:
+            is_last = layer is self._layers[-1] and wanted is not None
+            attended = self._attend(layer, projected, rows, attention, is_last=is_last)
+            if is_last and wanted is not None:
                 # As in a plain decoder, the last layer's output is needed for the wanted tokens alone.
                 # Callers keep the former.
                 hidden = self._kernels.take(hidden, wanted)
@@ -91,11 +97,14 @@ class CompiledLayers:
         return self._kernels.add_and_norm(values, None, norm.weight, norm.epsilon, memory=self._scratch.room("output"))
 
     def _attend(
-        self, layer: Layer, projected: torch.Tensor, rows: Any, memory: tuple[torch.Tensor, torch.Tensor]
+        self, layer: Layer, projected: torch.Tensor, rows: Any, attention: CompiledAttention, *, is_last: bool
     ) -> torch.Tensor:
         norms, epsilon = None, 0.0
         if layer.query_norm and layer.key_norm:
             norms, epsilon = (layer.query_norm.weight, layer.key_norm.weight), layer.query_norm.epsilon
         rotation = self._turns.cos, self._turns.sin
         room = self._scratch.room("attended")
-        return self._kernels.attend(rows, projected, *memory, rotation, norms, epsilon, layer.scaling, room)
+        memory = attention.memory(layer.number)
+        return self._kernels.attend(
+            rows, projected, *memory, rotation, norms, epsilon, layer.scaling, room, is_last=is_last
+        )

@@ -4,7 +4,6 @@ It owns the program of a pass, which is recorded in `CompiledLayers`' order. Pas
 those of other caches, are made call by call.
 """
 
-from array import array
 from collections.abc import Sequence
 from functools import partial
 from typing import TypeGuard
@@ -16,10 +15,9 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.compiled_layers import CompiledLayers
 from paceline.engine.model.plain_decoder import PlainDecoder
-from paceline.engine.model.programs import Programs, RecordedPass, can_read, can_record, rows_of
+from paceline.engine.model.programs import LogitsPass, Programs, can_read, can_record, rows_of
 from paceline.engine.model.taps import Taps
-from paceline.engine.native import Kernels, PackedWeight, PassRows, RowInputs, row_places
-from paceline.engine.row_choice import up_to_none
+from paceline.engine.native import Kernels, PackedWeight, PassRows, RowInputs
 from paceline.types import ChoiceRule
 
 Tapped = tuple[int, ...] | None
@@ -77,8 +75,7 @@ class NativeDecoder(CompiledDecoder):
         wanted = torch.tensor([span.stop - 1 for span in attention.spans])
         begun = self._begun(token_ids, wanted, attention, counts[0] - 1)
         inputs = RowInputs(rules, [span.length for span in attention.spans])
-        chosen = begun.steps(len(token_ids), counts, inputs)
-        return [up_to_none(column[:count]) for column, count in zip(chosen.T.tolist(), counts, strict=True)]
+        return begun.steps(len(token_ids), counts, inputs)
 
     def _begun(
         self,
@@ -89,7 +86,7 @@ class NativeDecoder(CompiledDecoder):
         tapped: Tapped = None,
     ) -> "_Recorded":
         """Return the program of a pass, all but run. Sequences may grow by `later_count` tokens in it."""
-        rows = rows_of(self._native, attention, len(self.plain.turns.cos), later_count)
+        rows = rows_of(self._native, attention, len(self.plain.turns.cos), wanted, later_count)
         begun = self._programs.begun(len(token_ids), wanted, attention, rows, tapped)
         begun.token_ids[: len(token_ids)] = token_ids
         return begun
@@ -100,7 +97,7 @@ class NativeDecoder(CompiledDecoder):
         return f"{CompiledDecoder.__name__} {self.plain.way}, {self._kernels.name}"
 
 
-class _Recorded(RecordedPass):
+class _Recorded(LogitsPass):
     def __init__(
         self,
         plain: PlainDecoder,
@@ -111,12 +108,9 @@ class _Recorded(RecordedPass):
         capacity: int,
         tapped: Tapped,
     ) -> None:
-        super().__init__(kernels, attention, rows, capacity)
-        head = plain.head
-        assert isinstance(head, PackedWeight)
-        self._head = head
-        self.token_ids, order = torch.zeros(capacity, dtype=torch.int64), torch.arange(capacity)
-        self._taps = Taps(tapped or (), lambda hidden: kernels.take(hidden, order))
+        assert isinstance(plain.head, PackedWeight)
+        super().__init__(plain.head, kernels, attention, rows, capacity)
+        self._taps = Taps(tapped or (), lambda hidden: kernels.copied(hidden, hidden.dtype))
         with self.recording():
             hidden = kernels.take(plain.embedding, self.token_ids, dtype=torch.float32)
             early = self.wanted if tapped is None else None
@@ -124,34 +118,8 @@ class _Recorded(RecordedPass):
             normed = layers.add_and_norm(self._hidden, added, plain.norm)
             if tapped is not None:
                 normed = kernels.take(normed, self.wanted)
-            # Each pass has logits of its own, which the caller keeps.
-            head.padded(normed, lambda shape, dtype: torch.empty(0))
-
-    def logits(self, token_count: int, wanted_count: int) -> torch.Tensor:
-        """Make a pass; return its logits [W, V], without the columns that mean nothing."""
-        logits = self._new_logits(wanted_count)
-        self.run(token_count, wanted_count)
-        return logits[:, : self._head.column_count].contiguous()
+            self.record_logits(normed)
 
     def features(self, count: int) -> torch.Tensor:
         """Return the first features of the last pass, in memory that the next one overwrites."""
         return self._taps.beside(self._hidden[:count])
-
-    def steps(self, token_count: int, counts: Sequence[int], inputs: RowInputs) -> torch.Tensor:
-        """Make a pass and those after it, each of the rows that want more; return their choices [S, W].
-
-        The first rows want the most: see `NativeDecoder.steps`.
-        """
-        logits = self._new_logits(len(counts))  # those of the last pass alone are kept
-        chosen = torch.empty((counts[0], len(counts)), dtype=torch.int64)
-        row_counts = array("q", (sum(count > step for count in counts) for step in range(counts[0])))
-        rows = row_places([logits])
-        choose = inputs.call(len(counts), self._head.column_count, rows, chosen)
-        self.run_steps(token_count, row_counts, choose, self.token_ids)
-        return chosen
-
-    def _new_logits(self, wanted_count: int) -> torch.Tensor:
-        """Return memory for the next pass's logits, [W, V or a little more]."""
-        logits = torch.empty((wanted_count, self._head.padded_count))
-        self.last.out = logits.data_ptr()
-        return logits

@@ -15,8 +15,9 @@ import torch
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_layer import Layer
-from paceline.engine.native import Kernels, PackedWeight, PassRows, Program, check_positions
+from paceline.engine.native import Kernels, PackedWeight, PassRows, Program, RowInputs, check_positions, row_places
 from paceline.engine.native.structures import ChooseCall, StepsCall
+from paceline.engine.row_choice import up_to_none
 
 CAPACITY_STEP = 32
 """Passes are recorded for multiples of so many tokens, so that slowly growing ones are not recorded each time."""
@@ -27,9 +28,7 @@ def can_record(kernels: object, layers: Sequence[Layer]) -> TypeGuard[Kernels]:
     products = [one for layer in layers for one in layer.products]
     is_packed = all(isinstance(one, PackedWeight) and one.dtype == layers[0].dtype for one in products)
     is_whole = all(isinstance(one, PackedWeight) and one.padded_count == one.column_count for one in products)
-    # Without a norm before it, a product has to round what it reads.
-    is_rounded = layers[0].before_attention is not None or layers[0].dtype == torch.float32
-    return isinstance(kernels, Kernels) and is_packed and is_whole and is_rounded
+    return isinstance(kernels, Kernels) and is_packed and is_whole
 
 
 def can_read(attention: Attention, dtype: torch.dtype) -> TypeGuard[PagedAttention]:
@@ -37,9 +36,14 @@ def can_read(attention: Attention, dtype: torch.dtype) -> TypeGuard[PagedAttenti
     return isinstance(attention, PagedAttention) and attention.memory(0)[0].dtype == dtype
 
 
-def rows_of(kernels: Kernels, attention: PagedAttention, position_count: int, later_count: int = 0) -> PassRows:
-    """Return a pass's rows. Sequences may grow by `later_count` tokens while they are read. Raise IndexError."""
-    rows = kernels.rows_of(attention, later_count)
+def rows_of(
+    kernels: Kernels, attention: PagedAttention, position_count: int, wanted: torch.Tensor, later_count: int = 0
+) -> PassRows:
+    """Return a pass's rows, of which the tokens `wanted` are wanted, in their order.
+
+    Sequences may grow by `later_count` tokens while they are read. Raise IndexError.
+    """
+    rows = kernels.rows_of(attention, later_count, wanted.tolist())
     assert rows
     check_positions(rows, position_count)
     return rows
@@ -75,20 +79,59 @@ class RecordedPass:
         assert self._program
         self._kernels.replay(self._program, token_count, wanted_count, self._rows.thread_count)
 
-    def run_steps(
-        self, token_count: int, row_counts: "array[int]", choose: ChooseCall, token_ids: torch.Tensor
+
+class LogitsPass(RecordedPass):
+    """A pass of tokens whose last call is the product of a head, which has room for each pass's own logits."""
+
+    def __init__(
+        self, head: PackedWeight, kernels: Kernels, attention: PagedAttention, rows: PassRows, capacity: int
     ) -> None:
+        super().__init__(kernels, attention, rows, capacity)
+        self.token_ids = torch.zeros(capacity, dtype=torch.int64)
+        self._head = head
+
+    def record_logits(self, normed: torch.Tensor) -> None:
+        """Note the product of the head with [W, H], as the last call."""
+        # Each pass has logits of its own, which the caller keeps.
+        self._head.padded(normed, lambda shape, dtype: torch.empty(0))
+
+    def logits(self, token_count: int, wanted_count: int) -> torch.Tensor:
+        """Make a pass; return its logits [W, V], without the columns that mean nothing."""
+        logits = self._new_logits(wanted_count)
+        self.run(token_count, wanted_count)
+        return logits[:, : self._head.column_count].contiguous()
+
+    def steps(self, token_count: int, counts: Sequence[int], inputs: RowInputs) -> list[list[int]]:
+        """Make a pass and those after it, each of the rows that want more; return `counts` choices of each row.
+
+        The first rows want the most. There are fewer choices where one cannot be made.
+        """
+        logits = self._new_logits(len(counts))  # those of the last pass alone are kept
+        chosen = torch.empty((counts[0], len(counts)), dtype=torch.int64)
+        row_counts = array("q", (sum(count > step for count in counts) for step in range(counts[0])))
+        rows = row_places([logits])
+        choose = inputs.call(len(counts), self._head.column_count, rows, chosen)
+        self._run_steps(token_count, row_counts, choose)
+        return [up_to_none(column[:count]) for column, count in zip(chosen.T.tolist(), counts, strict=True)]
+
+    def _run_steps(self, token_count: int, row_counts: "array[int]", choose: ChooseCall) -> None:
         """Make a pass for each of `row_counts`, the first of `token_count` tokens.
 
-        Each reads `token_ids`, which become those that `choose` chooses after it; see `Steps` of `kernels.cpp`.
+        Each reads tokens that become those which `choose` chooses after it; see `Steps` of `kernels.cpp`.
         """
         assert self._program
         calls = self._program.calls
         call = StepsCall(
             *(ctypes.addressof(calls), len(calls), token_count, len(row_counts), row_counts.buffer_info()[0]),
-            *(choose, ctypes.addressof(self.read), token_ids.data_ptr(), self.wanted.data_ptr()),
+            *(choose, ctypes.addressof(self.read), self.token_ids.data_ptr(), self.wanted.data_ptr()),
         )
         self._kernels.steps(call, self._rows.thread_count)
+
+    def _new_logits(self, wanted_count: int) -> torch.Tensor:
+        """Return memory for the next pass's logits, [W, V or a little more]."""
+        logits = torch.empty((wanted_count, self._head.padded_count))
+        self.last.out = logits.data_ptr()
+        return logits
 
 
 RecordedT = TypeVar("RecordedT", bound=RecordedPass)

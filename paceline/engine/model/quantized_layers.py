@@ -18,9 +18,9 @@ from paceline.errors import StartupError
 class QuantizedLinear(torch.nn.Module):
     """Multiplies as a linear layer does, by the dequantised weight; rows are rounded first where the weight says so."""
 
-    def __init__(self, layer: Any, quantization: Quantization) -> None:
+    def __init__(self, layer: Any, *, rounds_rows: bool) -> None:
         super().__init__()
-        self.weight = QuantizedWeight.of(layer.weight.detach(), rounds_rows=quantization == "w8a8")
+        self.weight = QuantizedWeight.of(layer.weight.detach(), rounds_rows=rounds_rows)
         self.bias = layer.bias
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -35,10 +35,15 @@ def quantize_layers(module: PreTrainedModel, quantization: Quantization) -> None
             f"--quantization {quantization} cannot be had of {type(module).__name__}: only products of plain decoders "
             f"are quantised ({', '.join(FORMS)}); start with --quantization none"
         )
+    quantize_linears(module, rounds_rows=quantization == "w8a8")
+
+
+def quantize_linears(module: torch.nn.Module, *, rounds_rows: bool) -> None:
+    """Replace every linear layer of a module. With `rounds_rows` rows are rounded too."""
     for parent in list(module.modules()):
-        for name, child in parent.named_children():
+        for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear:
-                setattr(parent, name, QuantizedLinear(child, quantization))
+                setattr(parent, name, QuantizedLinear(child, rounds_rows=rounds_rows))
 
 
 def can_quantize(module: PreTrainedModel) -> bool:

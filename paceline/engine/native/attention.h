@@ -17,6 +17,7 @@ struct Row {
     int64_t first, count;   // first of the sequence's tokens in the packed row, and how many it has there
     int64_t length;         // cached tokens of the sequence, the new ones included
     int64_t page_count;     // pages that hold the cached tokens
+    int64_t skipped;        // its first tokens of which nothing is wanted but keys and values, once all layers are done
 };
 // What all layers of a pass share.
 struct Rows {
@@ -37,6 +38,7 @@ struct Attend {
     float *projected;     // [T, H + 2 KV heads, D]: queries, keys, values
     void *attended;       // [T, H, D]
     float epsilon, scaling;
+    int64_t is_last;      // whether nothing is read of the results of tokens that are skipped
 };
 
 // A block is queries of a KV head that read its keys together, at most QUERIES.
@@ -44,6 +46,7 @@ constexpr int QUERIES = 16;
 constexpr int FEWEST_QUERIES = 4;  // where threads would have too few blocks
 INLINE int64_t group_of(const Attend &call) { return call.head_count / call.kv_head_count; }
 INLINE int64_t query_count(const Attend &call, const Row &row) { return row.count * group_of(call); }
+INLINE int64_t first_query(const Attend &call, const Row &row) { return call.is_last ? row.skipped * group_of(call) : 0; }
 
 // An attention whose blocks have this many queries.
 struct Blocks {
@@ -58,7 +61,7 @@ INLINE int64_t keys_of(const Blocks &of, const Row &row, int64_t start) {
 }
 INLINE int64_t keys_of(const Blocks &of, const Row &row) {
     int64_t keys = 0;
-    for (int64_t start = 0; start < query_count(of.call, row); start += of.size) keys += keys_of(of, row, start);
+    for (int64_t start = first_query(of.call, row); start < query_count(of.call, row); start += of.size) keys += keys_of(of, row, start);
     return keys * of.call.kv_head_count;
 }
 static int64_t all_keys(const Blocks &of) {
@@ -165,7 +168,7 @@ INLINE void attend_blocks(const Blocks &of, int64_t begin, int64_t end, int64_t 
         for (int64_t head = 0; head < call.kv_head_count; head++) {
             const int64_t at = head * call.slot_count * D;
             const Keys<T> read{static_cast<T *>(call.keys) + at, static_cast<T *>(call.values) + at, slots, row->length};
-            for (int64_t start = 0; start < count; start += of.size) {
+            for (int64_t start = first_query(call, *row); start < count; start += of.size) {
                 const int64_t from = done;
                 done += keys_of(of, *row, start);
                 if (from < begin || from >= end) continue;
@@ -213,7 +216,7 @@ void share_attending(const Blocks *blocks, int threads) {
 static Blocks blocks_of(const Attend &call, int threads) {
     Blocks blocks{call, QUERIES};
     int64_t queries = 0;
-    for (int64_t row = 0; row < call.rows->row_count; row++) queries += query_count(call, call.rows->rows[row]);
+    for (int64_t row = 0; row < call.rows->row_count; row++) queries += query_count(call, call.rows->rows[row]) - first_query(call, call.rows->rows[row]);
     queries *= call.kv_head_count;
     while (threads > 1 && blocks.size > FEWEST_QUERIES && queries < threads * crew::PIECES * blocks.size) blocks.size /= 2;
     return blocks;

@@ -53,7 +53,7 @@ struct Steps {
 static void go_on(const Steps &of, const int64_t *chosen, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         Row &row = of.rows->rows[i];
-        row = {i, 1, row.length + 1, row.page_count};
+        row = {i, 1, row.length + 1, row.page_count, 0};
         // A row without a choice has failed, so any token will do for it.
         of.token_ids[i] = chosen[i] == NO_TOKEN ? 0 : chosen[i];
         of.wanted[i] = i;

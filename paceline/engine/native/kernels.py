@@ -7,6 +7,7 @@ functions' arguments, and not when to use them. Other Python threads run during 
 import ctypes
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -55,12 +56,18 @@ _pointer, _flag = ctypes.c_void_p, ctypes.c_int
 class PassRows:
     """Rows and pages of a pass in the form that `paceline_attend` reads, and its working memory."""
 
-    def __init__(self, spans: Sequence[Span], places: Places, later_count: int = 0) -> None:
-        """`later_count` is by how many tokens sequences may grow while these rows are read."""
+    def __init__(
+        self, spans: Sequence[Span], places: Places, later_count: int = 0, wanted: Sequence[int] | None = None
+    ) -> None:
+        """`later_count` is by how many tokens sequences may grow while these rows are read.
+
+        `wanted` are the tokens, in their order, of which more is wanted than keys and values; None for all.
+        """
         numbers: list[int] = []
         for span, pages in zip(spans, places.pages, strict=True):
             assert len(pages) * places.page_tokens >= span.length  # the functions do not check it
-            numbers += (span.start, span.count, span.length, len(pages))
+            skipped = 0 if wanted is None else _skipped(span, wanted)
+            numbers += (span.start, span.count, span.length, len(pages), skipped)
         self._rows, self._pages = array("q", numbers), array("q", chain.from_iterable(places.pages))
         self.longest = max(span.length for span in spans) + later_count
         self.thread_count = kernel_threads()
@@ -102,13 +109,15 @@ class Kernels:
     def is_row_independent(self, layout: str) -> bool:
         return True
 
-    def rows_of(self, attention: Attention, later_count: int = 0) -> PassRows | None:
+    def rows_of(
+        self, attention: Attention, later_count: int = 0, wanted: Sequence[int] | None = None
+    ) -> PassRows | None:
         if not isinstance(attention, PagedAttention | DenseAttention):
             return None
         keys, _ = attention.memory(0)
         # Unlike torch the functions do not check what they are given.
         can_read = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16)
-        return PassRows(attention.spans, attention.places, later_count) if can_read else None
+        return PassRows(attention.spans, attention.places, later_count, wanted) if can_read else None
 
     def add_and_norm(
         self,
@@ -142,14 +151,22 @@ class Kernels:
         memory: Memory = new_memory,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Return the rows of `values` [T, N] at `places` [W], in their dtype or in float32."""
-        kept = dtype or values.dtype
-        assert kept in (values.dtype, torch.float32)
-        taken = memory((len(places), values.shape[1]), kept)
-        are_half = (one == torch.bfloat16 for one in (values.dtype, kept))
-        call = TakeCall(*taken.shape, places.data_ptr(), values.data_ptr(), taken.data_ptr(), *are_half)
+        """Return the rows of `values` [T, N] at `places` [W], in their dtype or in `dtype`.
+
+        Rows of `memory` may have gaps between them.
+        """
         if recording := self._recordings.current:
             recording.taking(places)
+        return self._taken(values, places, memory((len(places), values.shape[1]), dtype or values.dtype))
+
+    def copied(self, values: torch.Tensor, dtype: torch.dtype, memory: Memory = new_memory) -> torch.Tensor:
+        """Return a copy of `values` [T, N] in `dtype`. Rows of `memory` may have gaps between them."""
+        return self._taken(values, None, memory(values.shape, dtype))
+
+    def _taken(self, values: torch.Tensor, places: torch.Tensor | None, taken: torch.Tensor) -> torch.Tensor:
+        at = None if places is None else places.data_ptr(), values.data_ptr(), taken.data_ptr()
+        are_half = (one.dtype == torch.bfloat16 for one in (values, taken))
+        call = TakeCall(*taken.shape, taken.stride(0), *at, *are_half)
         self._do("take", call, held=(values, places, taken))
         return taken
 
@@ -164,6 +181,8 @@ class Kernels:
         epsilon: float,
         scaling: float,
         memory: Memory = new_memory,
+        *,
+        is_last: bool = False,
     ) -> torch.Tensor:
         kv_head_count, slot_count, head_size = keys.shape
         assert head_size in HEAD_SIZES
@@ -176,7 +195,7 @@ class Kernels:
             *(ctypes.pointer(rows.call), head_count, kv_head_count, head_size, slot_count),
             *(*(one.data_ptr() for one in rotation), query_norm, key_norm),
             *(one.data_ptr() for one in (keys, values, projected, attended)),
-            *(epsilon, scaling),
+            *(epsilon, scaling, is_last),
         )
         held = rows, projected, attended
         self._do("attend", call, keys.dtype == torch.bfloat16, held, has_count=False, thread_count=rows.thread_count)
@@ -264,6 +283,12 @@ class Kernels:
 
 class _Recordings(threading.local):
     current: Recording | None = None
+
+
+def _skipped(span: Span, wanted: Sequence[int]) -> int:
+    """Return how many of a span's tokens come before the first wanted one."""
+    at = bisect_left(wanted, span.start)
+    return (span.stop if at == len(wanted) else min(wanted[at], span.stop)) - span.start
 
 
 def check_positions(rows: PassRows, position_count: int) -> None:

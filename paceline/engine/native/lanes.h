@@ -65,6 +65,7 @@ INLINE float widened(Half value) {
     std::memcpy(&number, &bits, sizeof number);
     return number;
 }
+INLINE float widened(float value) { return value; }
 
 // Types of vectors of WIDTH numbers. GCC takes no width from a template's parameter.
 template <int WIDTH>

@@ -87,24 +87,33 @@ extern "C" void paceline_gate(const void *of, int is_half, int threads) {
 }
 
 struct Take {
-    int64_t count, size;
-    const int64_t *places;  // [count]
-    const void *values;     // [any, size]
-    void *taken;            // [count, size], of the values' type, or float32
+    int64_t count, size, stride;  // taken rows are `stride` numbers apart
+    const int64_t *places;        // [count], or null for the first ones
+    const void *values;           // [any, size]
+    void *taken;                  // [count, size]
     int64_t from_half, to_half;
 };
 
-// Copies the rows of `values` at `places`; widens them where the types differ.
-extern "C" void paceline_take(const void *of, int, int) {
-    const Take &call = *static_cast<const Take *>(of);
+template <class V, class From, class To>
+INLINE void take_rows(const Take &call) {
     for (int64_t row = 0; row < call.count; row++) {
-        const int64_t from = call.places[row] * call.size, to = row * call.size;
-        if (call.from_half == call.to_half) {
-            const int64_t bytes = call.from_half ? sizeof(Half) : sizeof(float);
-            std::memcpy(static_cast<char *>(call.taken) + to * bytes, static_cast<const char *>(call.values) + from * bytes, call.size * bytes);
-        } else {
-            const Half *halves = static_cast<const Half *>(call.values) + from;
-            for (int64_t i = 0; i < call.size; i++) static_cast<float *>(call.taken)[to + i] = widened(halves[i]);
-        }
+        const From *from = static_cast<const From *>(call.values) + (call.places ? call.places[row] : row) * call.size;
+        To *to = static_cast<To *>(call.taken) + row * call.stride;
+        int64_t i = 0;
+        for (; i + V::LANES <= call.size; i += V::LANES) V::store(to + i, V::load(from + i));
+        for (; i < call.size; i++) V::store_one(to + i, widened(from[i]));
     }
+}
+template <class V, class From>
+INLINE void take_of(const Take *of) {
+    if (of->to_half) take_rows<V, From, Half>(*of);
+    else take_rows<V, From, float>(*of);
+}
+BY_WIDTH(take_float, (const Take *of), (of), take_of, float)
+BY_WIDTH(take_half, (const Take *of), (of), take_of, Half)
+
+// Copies rows of `values`; widens or rounds them where the types differ.
+extern "C" void paceline_take(const void *of, int, int) {
+    const Take *call = static_cast<const Take *>(of);
+    (call->from_half ? take_half : take_float)(call);
 }

@@ -27,14 +27,14 @@ class GateCall(ctypes.Structure):
 
 class TakeCall(ctypes.Structure):
     _fields_ = (
-        *((name, _number) for name in ("count", "size")),
+        *((name, _number) for name in ("count", "size", "stride")),
         *((name, _pointer) for name in ("places", "values", "taken")),
         *((name, _number) for name in ("from_half", "to_half")),
     )
 
 
 class AttendedRow(ctypes.Structure):
-    _fields_ = tuple((name, _number) for name in ("first", "count", "length", "page_count"))
+    _fields_ = tuple((name, _number) for name in ("first", "count", "length", "page_count", "skipped"))
 
 
 class AttendedRows(ctypes.Structure):
@@ -52,6 +52,7 @@ class AttendCall(ctypes.Structure):
         *((name, _pointer) for name in ("cosines", "signed_sines", "query_norm", "key_norm")),
         *((name, _pointer) for name in ("keys", "values", "projected", "attended")),
         *((name, _real) for name in ("epsilon", "scaling")),
+        ("is_last", _number),
     )
 
 

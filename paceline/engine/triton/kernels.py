@@ -78,6 +78,9 @@ class TritonKernels:
     def take(self, values: torch.Tensor, places: torch.Tensor, memory: Memory = new_memory) -> torch.Tensor:
         return values[places]
 
+    def copied(self, values: torch.Tensor, dtype: torch.dtype, memory: Memory = new_memory) -> torch.Tensor:
+        return values.to(dtype, copy=True)
+
     def attend(
         self,
         rows: TableRows,
@@ -89,6 +92,8 @@ class TritonKernels:
         epsilon: float,
         scaling: float,
         memory: Memory = new_memory,
+        *,
+        is_last: bool = False,
     ) -> torch.Tensor:
         token_count, (kv_head_count, slot_count, size) = len(projected), keys.shape
         head_count = projected.shape[1] // size - 2 * kv_head_count
