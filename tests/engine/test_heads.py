@@ -417,6 +417,17 @@ def test_eagle_drafts_the_same_by_one_call_as_place_by_place(
         assert [len(one.draft_token_ids) for one in verdicts] == [2, 3, 3, 1]
 
 
+def test_a_row_drafts_up_to_the_last_position_beside_one_that_drafts_more(tmp_path: Path) -> None:
+    """The verify of both failed: the longer row was taken to grow as far as the other."""
+    target = write_model(tmp_path / "target", "Llama", max_position_embeddings=64)
+    folder = write_eagle(tmp_path / "heads", target)
+    texts = tuple(range(20, 82)), tuple(range(20, 30))
+    rows = [VerifyRow(str(n), 0, text, (), propose_count=5) for n, text in enumerate(texts)]
+    found = verified(verifier_with(folder, target), *rows)
+    for text, one, count in zip(texts, found, (1, 5), strict=True):
+        assert one.draft_token_ids == tuple(drafts_of(folder, target, [*text, one.next_token_id], count))
+
+
 def noted(layers: Callable[..., torch.Tensor], outputs: list[torch.Tensor]) -> Any:
     def called(*values: Any) -> torch.Tensor:
         outputs.append(layers(*values))

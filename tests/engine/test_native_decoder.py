@@ -168,6 +168,17 @@ def test_steps_choose_what_passes_one_by_one_choose(model: LoadedModel) -> None:
         assert chosen(model, [rows, later], at_once=True) == found
 
 
+def test_steps_reach_the_last_position_beside_a_row_of_more_steps(tmp_path: Path) -> None:
+    """The longer row was taken to grow as far as the other, and the call failed."""
+    built_kernels()
+    model = load_model(str(write_model(tmp_path, "Llama", max_position_embeddings=32)))
+    rows = [
+        StepRow(PackedRow("a", 0, tuple(range(20, 34))), GREEDY, 2),
+        StepRow(PackedRow("b", 0, (8, 9)), GREEDY, 20),
+    ]
+    assert chosen(model, [rows], at_once=True) == chosen(model, [rows], at_once=False)
+
+
 def test_a_row_ends_where_no_token_can_be_chosen_and_the_others_go_on(llama: LoadedModel) -> None:
     decoder = llama.decoder
     assert isinstance(decoder, NativeDecoder)

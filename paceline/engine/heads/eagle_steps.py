@@ -54,7 +54,7 @@ class EagleSteps:
         cache has room for all but the last.
         """
         wanted = torch.tensor([span.stop - 1 for span in attention.spans])
-        begun = self._begun(token_ids, features, attention, wanted, counts[0] - 1)
+        begun = self._begun(token_ids, features, attention, wanted, [count - 1 for count in counts])
         # A sequence's last token has no place in the layers yet.
         inputs = RowInputs(rules, [span.length + 1 for span in attention.spans])
         return begun.steps(len(token_ids), counts, inputs)
@@ -70,10 +70,10 @@ class EagleSteps:
         features: Tensor,
         attention: PagedAttention,
         wanted: Tensor,
-        later_count: int = 0,
+        later_counts: Sequence[int] = (),
     ) -> "_Recorded":
-        """Return the program of a pass, all but run. Sequences may grow by `later_count` tokens in it."""
-        rows = rows_of(self._kernels, attention, len(self._target.turns.cos), wanted, later_count)
+        """Return the program of a pass, all but run. Sequences may grow by `later_counts` tokens in it."""
+        rows = rows_of(self._kernels, attention, len(self._target.turns.cos), wanted, later_counts)
         begun, count = self._programs.begun(len(token_ids), wanted, attention, rows, None), len(token_ids)
         begun.token_ids[:count] = torch.tensor(token_ids)
         assert self._heads.norm

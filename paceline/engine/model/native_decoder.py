@@ -73,7 +73,7 @@ class NativeDecoder(CompiledDecoder):
         The cache has room for all but the last.
         """
         wanted = torch.tensor([span.stop - 1 for span in attention.spans])
-        begun = self._begun(token_ids, wanted, attention, counts[0] - 1)
+        begun = self._begun(token_ids, wanted, attention, [count - 1 for count in counts])
         inputs = RowInputs(rules, [span.length for span in attention.spans])
         return begun.steps(len(token_ids), counts, inputs)
 
@@ -82,11 +82,11 @@ class NativeDecoder(CompiledDecoder):
         token_ids: torch.Tensor,
         wanted: torch.Tensor,
         attention: PagedAttention,
-        later_count: int = 0,
+        later_counts: Sequence[int] = (),
         tapped: Tapped = None,
     ) -> "_Recorded":
-        """Return the program of a pass, all but run. Sequences may grow by `later_count` tokens in it."""
-        rows = rows_of(self._native, attention, len(self.plain.turns.cos), wanted, later_count)
+        """Return the program of a pass, all but run. Sequences may grow by `later_counts` tokens in it."""
+        rows = rows_of(self._native, attention, len(self.plain.turns.cos), wanted, later_counts)
         begun = self._programs.begun(len(token_ids), wanted, attention, rows, tapped)
         begun.token_ids[: len(token_ids)] = token_ids
         return begun

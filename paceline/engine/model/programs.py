@@ -37,13 +37,17 @@ def can_read(attention: Attention, dtype: torch.dtype) -> TypeGuard[PagedAttenti
 
 
 def rows_of(
-    kernels: Kernels, attention: PagedAttention, position_count: int, wanted: torch.Tensor, later_count: int = 0
+    kernels: Kernels,
+    attention: PagedAttention,
+    position_count: int,
+    wanted: torch.Tensor,
+    later_counts: Sequence[int] = (),
 ) -> PassRows:
     """Return a pass's rows, of which the tokens `wanted` are wanted, in their order.
 
-    Sequences may grow by `later_count` tokens while they are read. Raise IndexError.
+    Sequences may grow by `later_counts` tokens while they are read; empty for none. Raise IndexError.
     """
-    rows = kernels.rows_of(attention, later_count, wanted.tolist())
+    rows = kernels.rows_of(attention, later_counts, wanted.tolist())
     assert rows
     check_positions(rows, position_count)
     return rows

@@ -57,19 +57,24 @@ class PassRows:
     """Rows and pages of a pass in the form that `paceline_attend` reads, and its working memory."""
 
     def __init__(
-        self, spans: Sequence[Span], places: Places, later_count: int = 0, wanted: Sequence[int] | None = None
+        self,
+        spans: Sequence[Span],
+        places: Places,
+        later_counts: Sequence[int] = (),
+        wanted: Sequence[int] | None = None,
     ) -> None:
-        """`later_count` is by how many tokens sequences may grow while these rows are read.
+        """`later_counts` are by how many tokens each sequence may grow while these rows are read; empty for none.
 
         `wanted` are the tokens, in their order, of which more is wanted than keys and values; None for all.
         """
         numbers: list[int] = []
-        for span, pages in zip(spans, places.pages, strict=True):
-            assert len(pages) * places.page_tokens >= span.length  # the functions do not check it
+        lengths = [span.length + later for span, later in zip(spans, later_counts or [0] * len(spans), strict=True)]
+        for span, pages, length in zip(spans, places.pages, lengths, strict=True):
+            assert len(pages) * places.page_tokens >= length  # the functions do not check it
             skipped = 0 if wanted is None else _skipped(span, wanted)
             numbers += (span.start, span.count, span.length, len(pages), skipped)
         self._rows, self._pages = array("q", numbers), array("q", chain.from_iterable(places.pages))
-        self.longest = max(span.length for span in spans) + later_count
+        self.longest = max(lengths)
         self.thread_count = kernel_threads()
         padded = -(-self.longest // WIDEST) * WIDEST
         self._slots = torch.empty((self.thread_count, padded), dtype=torch.int64)
@@ -110,14 +115,14 @@ class Kernels:
         return True
 
     def rows_of(
-        self, attention: Attention, later_count: int = 0, wanted: Sequence[int] | None = None
+        self, attention: Attention, later_counts: Sequence[int] = (), wanted: Sequence[int] | None = None
     ) -> PassRows | None:
         if not isinstance(attention, PagedAttention | DenseAttention):
             return None
         keys, _ = attention.memory(0)
         # Unlike torch the functions do not check what they are given.
         can_read = keys.device.type == "cpu" and keys.dtype in (torch.float32, torch.bfloat16)
-        return PassRows(attention.spans, attention.places, later_count, wanted) if can_read else None
+        return PassRows(attention.spans, attention.places, later_counts, wanted) if can_read else None
 
     def add_and_norm(
         self,
