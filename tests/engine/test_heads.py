@@ -428,6 +428,25 @@ def test_a_row_drafts_up_to_the_last_position_beside_one_that_drafts_more(tmp_pa
         assert one.draft_token_ids == tuple(drafts_of(folder, target, [*text, one.next_token_id], count))
 
 
+def test_a_row_drafts_from_a_shared_beginning_that_is_taken_in_with_it(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """Its first drafts had been made before, from keys and values that nobody had written."""
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", "eagle", target)
+    verifier = verifier_with(folder, target, replace(OPTIONS, prefill_chunk_tokens=MOST_WAITING))
+    verifier.verify([VerifyRow("a", 0, PROMPT, (), GREEDY)])  # so much may wait
+    first, second = verifier.verify(
+        [
+            VerifyRow("a", MOST_WAITING, PROMPT[MOST_WAITING:], ()),
+            VerifyRow("b", 0, PROMPT[: MOST_WAITING + 1], (), GREEDY, propose_count=DRAFT_COUNT),
+        ]
+    )
+    assert isinstance(first, Prefilled) and isinstance(second, Verdict)
+    text = [*PROMPT[: MOST_WAITING + 1], second.next_token_id]
+    assert second.reused_count and second.draft_token_ids == tuple(drafts_of_modules(folder, target, text))
+
+
 def noted(layers: Callable[..., torch.Tensor], outputs: list[torch.Tensor]) -> Any:
     def called(*values: Any) -> torch.Tensor:
         outputs.append(layers(*values))

@@ -4,7 +4,7 @@ Features of tokens come from the target's passes. They are taken in, into keys a
 drafts are asked for or when a page of them waits. What is lost, or was never taken in, costs drafts and never output.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -164,12 +164,13 @@ class HeadsDrafts:
     def _at_once(
         self, rows: Mapping[str, HeadsRow], counts: Mapping[str, int], lengths: Mapping[str, int]
     ) -> dict[str, tuple[int, ...]]:
-        """Take in what waits of rows, and draft for them by one call; leave out those for which that cannot be done."""
+        """Take in what waits, and draft by one call; leave out rows for which that cannot be done."""
         able = [one for one, row in rows.items() if is_plain(row.rule)]
         if not self._steps or not able:
             return {}
         able.sort(key=lambda one: -counts[one])
         parts = [self._part(one, lengths[one], (rows[one].next_token_id,)) for one in able]
+        parts += self._lagging(lengths)  # in the same call, because rows may share their pages
         with self._threads(sum(len(part.next_ids) for part in parts)):
             ids, features, spans = self._entering(parts)
             attention = self._cache.attention(spans)
@@ -198,13 +199,7 @@ class HeadsDrafts:
     def _taken_in(self, rows: Mapping[str, HeadsRow], lengths: Mapping[str, int]) -> Tensor:
         """Take in what waits; return the states after each row's next token. `lengths` has those that draft."""
         parts = [self._part(one, lengths[one], (row.next_token_id,)) for one, row in rows.items()]
-        for one, waiting in self._waiting.items():
-            length = self._cache.length(one)
-            if one not in lengths and length:
-                waiting.cut(length)
-                # What follows the last token is not known yet.
-                if len(waiting.features) > MOST_WAITING:
-                    parts.append(self._part(one, length))
+        parts += self._lagging(lengths)
         if not parts:
             return torch.empty(0)
         with self._threads(sum(len(part.next_ids) for part in parts)):
@@ -220,6 +215,18 @@ class HeadsDrafts:
                 states = self._through(self._heads.enter(features, embedded), positions, attention, embedded, last)
             self._drop(parts)
         return states[: len(rows)]
+
+    def _lagging(self, drafting: Container[str]) -> list[_Part]:
+        """Return what is to be taken in of sequences that draft nothing."""
+        parts = list[_Part]()
+        for one, waiting in self._waiting.items():
+            length = self._cache.length(one)
+            if one not in drafting and length:
+                waiting.cut(length)
+                # What follows the last token is not known yet.
+                if len(waiting.features) > MOST_WAITING:
+                    parts.append(self._part(one, length))
+        return parts
 
     def _entering(self, parts: Sequence[_Part]) -> tuple[list[int], Tensor, list[Span]]:
         """Return the tokens of parts, the features [T, F] of those before them, and the spans."""

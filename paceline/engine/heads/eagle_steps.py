@@ -48,15 +48,17 @@ class EagleSteps:
         rules: Sequence[ChoiceRule],
         counts: Sequence[int],
     ) -> list[list[int]]:
-        """Take in tokens [T] with the features [T, H] of those before them; draft `counts` tokens after each row.
+        """Take in tokens [T] with the features [T, H] of those before them; draft `counts` tokens after the first rows.
 
-        The first rows want the most. `is_plain` holds of the rules. Return fewer drafts where one cannot be chosen. The
+        The first ones want the most. `is_plain` holds of the rules. Return fewer drafts where one cannot be chosen. The
         cache has room for all but the last.
         """
-        wanted = torch.tensor([span.stop - 1 for span in attention.spans])
-        begun = self._begun(token_ids, features, attention, wanted, [count - 1 for count in counts])
+        drafting, others = attention.spans[: len(counts)], attention.spans[len(counts) :]
+        wanted = torch.tensor([span.stop - 1 for span in drafting])
+        later_counts = [*(count - 1 for count in counts), *(0 for _ in others)]
+        begun = self._begun(token_ids, features, attention, wanted, later_counts)
         # A sequence's last token has no place in the layers yet.
-        inputs = RowInputs(rules, [span.length + 1 for span in attention.spans])
+        inputs = RowInputs(rules, [span.length + 1 for span in drafting])
         return begun.steps(len(token_ids), counts, inputs)
 
     def take_in(self, token_ids: Sequence[int], features: Tensor, attention: PagedAttention) -> None:

@@ -45,12 +45,14 @@ struct Steps {
     int64_t token_count, step_count;  // tokens of the first pass; passes
     const int64_t *row_counts;        // [step_count], never more than in the pass before
     Choose choose;                    // of the first pass; `chosen` is [step_count, N]
-    Rows *rows;                       // as the program reads them, and so the next two: [N] each at least
+    Rows *rows;                       // as the program reads them, and so the next two: [N] each at least. Those behind
+                                      // the first N are computed in the first pass, and nothing is chosen after them
     int64_t *token_ids, *wanted;
 };
 
 // Makes the tokens that were chosen after the first `count` rows the tokens of these rows.
 static void go_on(const Steps &of, const int64_t *chosen, int64_t count) {
+    of.rows->row_count = count;
     for (int64_t i = 0; i < count; i++) {
         Row &row = of.rows->rows[i];
         row = {i, 1, row.length + 1, row.page_count, 0};
@@ -67,7 +69,7 @@ extern "C" void paceline_steps(const void *of, int, int threads) {
     for (int64_t step = 0; step < all.step_count; step++, choose.chosen += all.choose.token_count) {
         const int64_t count = all.row_counts[step], counts[] = {step ? count : all.token_count, count};
         if (step) go_on(all, choose.chosen - all.choose.token_count, count);
-        all.rows->row_count = choose.token_count = count;
+        choose.token_count = count;
         paceline_replay(all.calls, all.call_count, counts, threads);
         paceline_choose(&choose, 0, threads);
     }
