@@ -60,6 +60,11 @@ class WeightForm:
     def value_bytes(self) -> int:
         return VALUE_BYTES[self.dtype]
 
+    @property
+    def multiplied_bytes(self) -> int:
+        """Bytes of a number that passes multiply by."""
+        return 1 if self.is_int8 else self.value_bytes
+
 
 @dataclass(frozen=True)
 class CallSize:

@@ -173,7 +173,7 @@ def _floor(pair: Pair, machine: Machine, int8: Int8) -> FloorCosts:
     if not pair.heads:
         return FloorCosts(target, draft, None, machine)
     count = pair.heads.parameter_count + pair.target.embedding_count
-    return FloorCosts(target, None, ModelWork(count * pair.target_form(int8).value_bytes, 0, count), machine)
+    return FloorCosts(target, None, ModelWork(count * pair.target_form(int8).multiplied_bytes, 0, count), machine)
 
 
 def _settings(pair: Pair, conversation_count: int) -> Iterator[Setting]:
@@ -198,7 +198,7 @@ def row_counts(conversation_count: int) -> list[int]:
 def _target_need(pair: Pair, workload: Workload, setting: Setting) -> Need:
     form = pair.target_form(setting.int8)
     weights, heads = weight_bytes(pair.target, form), pair.heads or HeadsSize(0, 0, 0, 0)
-    weights += heads.parameter_count * (1 if form.is_int8 else form.value_bytes)
+    weights += heads.parameter_count * form.multiplied_bytes
     a_token = token_bytes(pair.target, form, heads.layer_count)
     return _need(pair.target, form, weights, _kv(workload, setting, a_token), setting, heads.tapped_count)
 

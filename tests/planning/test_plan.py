@@ -29,6 +29,7 @@ from paceline.planning.memory import (
     weight_bytes,
 )
 from paceline.planning.search import (
+    INT8_STEPS,
     Pair,
     Plan,
     Setting,
@@ -175,6 +176,16 @@ def test_weights_that_a_folder_has_twice_are_counted_once(tmp_path: Path, names:
 def test_heads_are_read_from_their_files() -> None:
     found = read_heads_size("builtin:clover")
     assert found.parameter_count > 0 and found.layer_count == 1
+
+
+def test_heads_beside_weights_of_int8_have_a_byte_a_number() -> None:
+    """Steps of them were planned to read numbers of the target's dtype, and their weights to hold such."""
+    pair = replace(BUILTIN, draft=None, heads=read_heads_size("builtin:eagle"))
+    assert pair.heads
+    costs, setting = floor_costs(pair, MACHINES["cpu"])[INT8_STEPS.index("both")], Setting(3, 8, 256, "both")
+    assert costs.heads and costs.heads.weights_bytes == pair.heads.parameter_count + pair.target.embedding_count
+    beside, alone = (weighed(one, CHATS, costs, setting).target for one in (pair, replace(pair, heads=None)))
+    assert beside.weights - alone.weights == pair.heads.parameter_count
 
 
 def test_bytes_of_a_cache_are_those_of_whole_pages() -> None:
