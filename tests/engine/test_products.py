@@ -38,7 +38,7 @@ def numbers(*shape: int, seed: int) -> torch.Tensor:
 
 @settings(max_examples=60)
 @given(
-    row_count=st.integers(1, 70),
+    row_count=st.integers(0, 70),
     steps=st.integers(1, 9),
     column_count=st.integers(1, 100),
     has_bias=st.booleans(),

@@ -464,6 +464,7 @@ extern "C" void paceline_product(const void *of, int, int threads) {
     constexpr int64_t WORTH = 1 << 20, READING_ROWS = 6;  // multiply-adds: some 10 us; rows that take as long as the weights
     constexpr int64_t TOGETHER = 8;                       // rows that read weights together
     const Product &asked = *static_cast<const Product *>(of);
+    if (!asked.row_count) return;  // passes without wanted tokens have such; a tile of no rows would be a fault
     const int64_t rows = std::max(asked.row_count, READING_ROWS);
     if (rows * asked.size * asked.column_count < WORTH) threads = 1;
     if (rounds_rows(asked) && asked.row_count >= threads * crew::PIECES * TOGETHER) {
