@@ -1,6 +1,6 @@
 """Quantised linear layers in place of a module's own.
 
-It owns which layers of a model are quantised: those that become products of a plain decoder, the output head too. The
+It owns which layers are quantised: those that become products of a plain decoder, the output head too, or of heads. The
 embedding, of which a pass reads a few rows, stays as it is, also where the head shared its weight.
 """
 
