@@ -100,6 +100,14 @@ def test_drafts_are_those_of_the_modules(
     assert verifier.runner.cache.length("a") == len(text) - 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_whose_norms_lie_behind_attention_draft_too(kind: str, tmp_path: Path) -> None:
+    """Clover's heads ended the start of such a target by a traceback."""
+    target = write_model(tmp_path / "target", "Olmo2")
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    check_drafts(verifier_with(folder, target), lambda text: drafts_of_modules(folder, target, text, 3))
+
+
 PUBLISHED: dict[str, Callable[[Path, Path], Path]] = {
     "EAGLE": write_eagle,
     "EAGLE with biases": partial(write_eagle, has_bias=True),

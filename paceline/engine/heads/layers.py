@@ -38,7 +38,7 @@ class HeadLayers:
                 "other heads, or start with --heads none"
             )
         form = FORMS[name]
-        if isinstance(body.layers[0].input_layernorm, nn.Identity):
+        if isinstance(getattr(body.layers[0], "input_layernorm", None), nn.Identity):  # not all have one
             form = replace(form, before_attention=None)
         taken = partial(take, backend=backend, packed_bytes=least_packed_bytes(body))
         like = torch.empty(0, device=body.layers[0].post_attention_layernorm.weight.device)
