@@ -64,10 +64,16 @@ def replace_file(path: Path, content: str) -> None:
         beside.write_text(content, encoding="utf-8")
 
 
-def check_distinct(source: Path, output: Path) -> None:
-    """Raise InvalidRequest when both names mean one file, because writing the output would destroy the source."""
+def check_distinct(source: Path, output: Path, names: tuple[str, str] = ("--input", "--output")) -> None:
+    """Raise InvalidRequest when both paths mean one file, because writing the output would destroy the source.
+
+    `names` are what an error calls source and output.
+    """
     if os.path.isfile(source) and os.path.exists(output) and os.path.samefile(source, output):
-        raise InvalidRequest(f"--output {output} is the same file as --input {source}; name another", field="output")
+        raise InvalidRequest(
+            f"{names[1]} {output} is the same file as {names[0]} {source}; name another",
+            field=names[1].removeprefix("--"),
+        )
 
 
 def try_writing(folder: Path) -> None:

@@ -9,7 +9,8 @@ from rich.console import Console
 from paceline.cli.consoles import words_console
 from paceline.cli.options import run_async
 from paceline.errors import InvalidRequest
-from paceline.observe.records import SpanRecord, read_spans
+from paceline.files import check_distinct
+from paceline.observe.records import SpanRecord, read_spans, span_files
 from paceline.observe.report.analysis import RequestTrace, requests_of, summarize, verdict
 from paceline.observe.report.perfetto import write_perfetto
 from paceline.observe.report.receiver import running_receiver
@@ -35,6 +36,9 @@ def command(
     """Show a request's rounds, and which hop to fix. A table has the hops of all requests."""
     if bool(files) == bool(listen):
         raise typer.BadParameter("give files of spans, or --listen HOST:PORT", param_hint="FILES")
+    if perfetto:
+        for one in span_files(files or ()):
+            check_distinct(one, perfetto, ("FILES", "--perfetto"))
     spans = read_spans(files) if files else run_async(_receive(str(listen)))
     report(words_console(), spans, request, perfetto)
 

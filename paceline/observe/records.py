@@ -100,12 +100,16 @@ def read_spans(patterns: Iterable[str]) -> list[SpanRecord]:
 
     A truncated last line, as a killed process leaves it, is skipped. Raise InvalidRequest, naming file and line.
     """
-    spans: list[SpanRecord] = []
+    return [span for path in span_files(patterns) for span in _read(path)]
+
+
+def span_files(patterns: Iterable[str]) -> list[Path]:
+    """Return the files that `read_spans` reads; a name that nothing has is among them, for reading to tell so."""
+    found: list[str] = []
     for pattern in patterns:
-        paths = sorted(glob.glob(f"{glob.escape(pattern)}/*.jsonl" if Path(pattern).is_dir() else pattern)) or [pattern]
-        for path in paths:
-            spans += _read(Path(path))
-    return spans
+        paths = glob.glob(f"{glob.escape(pattern)}/*.jsonl" if Path(pattern).is_dir() else pattern)
+        found += sorted(paths) or [pattern]
+    return [Path(path) for path in found]
 
 
 def _read(path: Path) -> list[SpanRecord]:

@@ -306,6 +306,18 @@ def test_a_line_of_endless_lists_is_named(tmp_path: Path) -> None:
     assert (status, "line 1 of " in err) == (1, True)
 
 
+@pytest.mark.parametrize("named", ["spans.jsonl", "*.jsonl", ""])
+def test_the_chrome_trace_is_not_written_over_the_spans(named: str, tmp_path: Path) -> None:
+    """They were gone, and the command said that all was well."""
+    path = tmp_path / "spans.jsonl"
+    path.write_text("".join(to_line(one) + "\n" for one in timeline([TYPICAL]).spans))
+    spans = path.read_bytes()
+    status, out, err = paceline_here("trace", str(tmp_path / named), "--perfetto", str(path))
+    assert (status, out) == (1, "")
+    assert f"--perfetto {path} is the same file as FILES {path}" in err
+    assert path.read_bytes() == spans
+
+
 def test_spans_that_are_their_own_cause_stay_where_they_are() -> None:
     one, other = timeline([TYPICAL]).spans[:2]
     one, other = replace(one, parent_id=other.span_id), replace(other, parent_id=one.span_id)
