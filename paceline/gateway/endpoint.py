@@ -67,10 +67,12 @@ class Endpoint(Generic[BodyT]):
             record.status, record.error_code = refusal.status, refusal.code
             record.end(None, is_streamed=False)
             raise refusal
-        call = _Call(self._api, gateway, Request(scope, receive), send, record)
+        request, scheme = Request(scope, receive), scope.get("scheme", "http")  # ASGI lets a server leave it out
+        call = _Call(self._api, gateway, request, send, record)
+        span = request_span(gateway.tracer, self._api.path, scheme, request.headers, lambda: record.status)
         with gateway.running.one():
             try:
-                with request_span(gateway.tracer, self._api.path, call.request.headers, lambda: record.status):
+                with span:
                     record.span = active_span()
                     await call.run()
             finally:

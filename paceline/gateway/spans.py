@@ -24,7 +24,7 @@ def callers_trace(headers: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def request_span(
-    tracer: "Tracer | None", path: str, headers: Mapping[str, str], status: Callable[[], int]
+    tracer: "Tracer | None", path: str, scheme: str, headers: Mapping[str, str], status: Callable[[], int]
 ) -> Iterator[None]:
     """Make the span current while the block runs; at its end ask for the answer's status."""
     if tracer is None:
@@ -33,7 +33,7 @@ def request_span(
     from opentelemetry import propagate
     from opentelemetry.trace import SpanKind, StatusCode
 
-    attributes = {"http.request.method": "POST", "http.route": path, "url.path": path, "url.scheme": "http"}
+    attributes = {"http.request.method": "POST", "http.route": path, "url.path": path, "url.scheme": scheme}
     parent = propagate.extract(headers)
     with tracer.start_as_current_span(
         f"POST {path}", parent, SpanKind.SERVER, attributes, record_exception=False

@@ -322,6 +322,17 @@ async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
     assert answer.json()["paceline"]["trace_id"] == PARENT.split("-")[1]
 
 
+async def test_a_span_names_the_scheme_that_its_request_came_by() -> None:
+    """It was http behind TLS too."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    async with scripted_door(ScriptedGenerator(pieces("a")), tracer=provider.get_tracer("test")) as door:
+        for scheme in ("http", "https"):
+            await door.http.post(f"{scheme}://gateway{COMPLETIONS}", json={"prompt": "a"})
+    schemes = [one.attributes and one.attributes["url.scheme"] for one in exporter.get_finished_spans()]
+    assert schemes == ["http", "https"]
+
+
 async def test_what_a_traced_request_leaves_names_its_trace() -> None:
     """Neither its line nor its times did, and nobody could ask for the form that tells them."""
     tracer, registry = TracerProvider().get_tracer("test"), CollectorRegistry()
