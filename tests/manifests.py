@@ -73,6 +73,11 @@ def resources(overlay: str) -> list[Resource]:
     return list(yaml.load_all((KUBERNETES / "rendered" / f"{overlay}.yaml").read_text(), yaml.CSafeLoader))
 
 
+def kustomization(component: str) -> Any:
+    """Return the kustomization of a component, as it is written."""
+    return yaml.safe_load((KUBERNETES / "components" / component / "kustomization.yaml").read_text())
+
+
 def of_kind(found: list[Resource], kind: str) -> dict[str, Resource]:
     return {one["metadata"]["name"]: one for one in found if one["kind"] == kind}
 
@@ -100,7 +105,7 @@ def _leaders(spec: Resource) -> Resource:
     labels = template["metadata"]["labels"]
     selector = {"matchLabels": dict(labels)}
     labels[WORKER_INDEX] = "0"
-    return {"replicas": spec["replicas"], "selector": selector, "template": template}
+    return {"replicas": spec.get("replicas", 1), "selector": selector, "template": template}
 
 
 def _workload(spec: Resource, config_maps: dict[str, Resource]) -> Workload:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, workload, workloads
+from tests.manifests import KUBERNETES, OVERLAYS, Resource, kustomization, of_kind, resources, workload, workloads
 
 BESIDE_BLUE = [("cpu", "green"), ("production", "production-green"), ("air-gapped", "air-gapped-green")]
 """A blue overlay, and the same one as green."""
@@ -85,10 +85,6 @@ def test_once_clients_are_moved_blue_keeps_its_names_and_runs_nothing() -> None:
 COLOUR = "app.kubernetes.io/instance"
 
 
-def component(name: str) -> Any:
-    return yaml.safe_load((KUBERNETES / "components" / name / "kustomization.yaml").read_text())
-
-
 def places_of_colour(found: Any, path: str = "") -> Iterator[str]:
     """Yield the places of labels and selectors that bear a colour, as kustomize writes them."""
     if isinstance(found, list):
@@ -104,7 +100,7 @@ def places_of_colour(found: Any, path: str = "") -> Iterator[str]:
 def test_pods_of_a_target_over_several_nodes_become_green_too() -> None:
     """They kept blue's label: green's target service found none, and blue's found them, with another model."""
     (blue,) = of_kind(resources("several-nodes"), "LeaderWorkerSet").values()
-    (labels,) = component("green")["labels"]
+    (labels,) = kustomization("green")["labels"]
     coloured = {one["path"] for one in labels["fields"] if one["kind"] == blue["kind"]}
     assert coloured == set(places_of_colour(blue))
     assert len(coloured) == 4
@@ -122,7 +118,9 @@ def test_green_runs_a_target_over_several_nodes_by_its_own_account() -> None:
 
 def test_a_colour_that_stops_stops_every_kind_of_workload() -> None:
     """A target over several nodes ran on."""
-    kinds = {one["kind"] for overlay in OVERLAYS for one in resources(overlay) if "replicas" in one.get("spec", {})}
-    stopped, *_ = component("stopped")["patches"]
+    templates = {"template", "leaderWorkerTemplate"}
+    found = [one for overlay in OVERLAYS for one in resources(overlay)]
+    kinds = {one["kind"] for one in found if templates & one.get("spec", {}).keys()}
+    stopped, *_ = kustomization("stopped")["patches"]
     assert kinds == {"Deployment", "StatefulSet", "LeaderWorkerSet"}
     assert all(re.fullmatch(stopped["target"]["kind"], kind) for kind in kinds)

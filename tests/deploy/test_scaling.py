@@ -7,7 +7,17 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.manifests import KUBERNETES, OVERLAYS, Resource, of_kind, resources, startup_s, workload, workloads
+from tests.manifests import (
+    KUBERNETES,
+    OVERLAYS,
+    Resource,
+    kustomization,
+    of_kind,
+    resources,
+    startup_s,
+    workload,
+    workloads,
+)
 from tests.prometheus import promtool
 from tests.scrapes import selectors, unknown_selectors
 
@@ -52,6 +62,20 @@ def test_autoscalers_name_workloads_that_exist_and_leave_their_replicas_alone(ov
         assert name == reference["name"]
         # Otherwise each apply would undo the autoscaler's change.
         assert "replicas" not in of_kind(resources(overlay), reference["kind"])[name]["spec"]
+
+
+def test_autoscalers_of_a_target_over_several_nodes_name_its_set() -> None:
+    """They named the StatefulSet that the component takes away."""
+    (ranks,) = of_kind(resources("several-nodes"), "LeaderWorkerSet").values()
+    assert "replicas" not in ranks["spec"]  # each `kubectl apply` would set back what an autoscaler chose
+    named = {"apiVersion": ranks["apiVersion"], "kind": ranks["kind"], "name": ranks["metadata"]["name"]}
+    scaled = {"kind": "HorizontalPodAutoscaler|ScaledObject", "name": "paceline-target"}
+    (patch,) = [one["patch"] for one in kustomization("several-nodes")["patches"] if one.get("target") == scaled]
+    assert yaml.safe_load(patch) == [{"op": "replace", "path": "/spec/scaleTargetRef", "value": named}]
+    # Of the colour green both have another name.
+    names = yaml.safe_load((KUBERNETES / "components/leader-worker-set/name-reference.yaml").read_text())
+    (renamed,) = [one["fieldSpecs"] for one in names["nameReference"] if one["kind"] == ranks["kind"]]
+    assert renamed == [{"kind": kind, "path": "spec/scaleTargetRef/name"} for kind in scaled["kind"].split("|")]
 
 
 @pytest.mark.review
