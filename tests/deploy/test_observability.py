@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
+from paceline.cli.up import PORTS
 from paceline.client import Client
 from paceline.errors import InvalidRequest
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.types import GenerationRequest, UserMessage
 from tests.manifests import of_kind, resources
 from tests.prometheus import Prometheus, promtool, running_prometheus
@@ -169,6 +171,19 @@ def test_the_compose_file_mounts_what_exists_and_the_parts_know_each_other() -> 
     received = tempo["distributor"]["receivers"]["otlp"]["protocols"]["grpc"]["endpoint"]
     assert load("otel-collector.yaml")["exporters"]["otlp"]["endpoint"] == received
     assert sources["tempo"]["url"].endswith(f":{tempo['server']['http_listen_port']}")
+
+
+@pytest.mark.parametrize("processes", [1, 6])
+def test_prometheus_scrapes_all_that_is_started_here(processes: int) -> None:
+    """Neither gateways nor further coordinator processes were scraped."""
+    asked = ClusterOptions(gateway_port=8000, coordinator_processes=processes)
+    plan = plan_cluster(asked, PORTS)
+    assert plan.draft and plan.gateway
+    started = [plan.coordinator.settings.metrics_port + index for index in range(processes)]
+    started += [plan.draft.settings.metrics_port, plan.target.settings.metrics_port, plan.gateway.settings.port]
+    (job,) = load("prometheus/prometheus.yml")["scrape_configs"]
+    (scraped,) = job["static_configs"]
+    assert {f"127.0.0.1:{port}" for port in started} <= {*scraped["targets"]}
 
 
 @pytest.fixture
