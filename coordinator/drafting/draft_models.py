@@ -58,7 +58,7 @@ class DraftModels:
         return sum(one.drafter.hit_count for one in self._models.values())
 
     def describe(self) -> list[ReplicaDescription]:
-        unknown = [ReplicaDescription(one.address, one.state, 0, CircuitState.CLOSED) for one in self._unknown.values()]
+        unknown = [one.described(0, CircuitState.CLOSED) for one in self._unknown.values()]
         return [*(found for one in self._models.values() for found in one.replicas.describe()), *unknown]
 
     def changed(self, replica: Replica[RemoteDraft]) -> None:

@@ -85,7 +85,7 @@ class GuardedDraft:
         return description.max_rows if description else 0
 
     def describe(self) -> ReplicaDescription:
-        return ReplicaDescription(self.replica.address, self.replica.state, len(self.sequence_ids), self._circuit.state)
+        return self.replica.described(len(self.sequence_ids), self._circuit.state)
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         if not self._circuit.allows():

@@ -96,9 +96,7 @@ class Target:
         return self.live_count + self.waiting_count, self.replica.kv_use
 
     def describe(self) -> ReplicaDescription:
-        return ReplicaDescription(
-            self.replica.address, self.replica.state, self.live_count + self.waiting_count, self._circuit_state
-        )
+        return self.replica.described(self.live_count + self.waiting_count, self._circuit_state)
 
     def start(self, on_end: "Callable[[Target, asyncio.Task[PacelineError]], None]") -> None:
         """Run rounds until the target is stopped or given up."""

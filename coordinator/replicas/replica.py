@@ -13,7 +13,7 @@ import structlog
 
 from coordinator.protocols import Remote
 from paceline.errors import IncompatiblePair, PacelineError, PeerUnavailable
-from paceline.types import ModelDescription, ReplicaState
+from paceline.types import CircuitState, ModelDescription, ReplicaDescription, ReplicaState
 
 log = structlog.get_logger()
 
@@ -69,6 +69,11 @@ class Replica(Generic[RemoteT_co]):
         """Share of its cache that sequences held at its latest description; 0 if unknown."""
         cache = self.description.cache if self.description else None
         return cache.used_bytes / cache.capacity_bytes if cache and cache.capacity_bytes else 0.0
+
+    def described(self, sequence_count: int, circuit: CircuitState) -> ReplicaDescription:
+        """Return what callers are told of it; `sequence_count` generations are placed on it."""
+        model_id = self.description.model_id if self.description else ""
+        return ReplicaDescription(self.address, self.state, sequence_count, circuit, model_id)
 
     def lose(self, error: PacelineError) -> None:
         """Mark the replica down after a call found it gone, and look now, with a new description.

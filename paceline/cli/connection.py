@@ -205,20 +205,34 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
 
 
 def missing_sources(drafting: DraftingOptions, cluster: ClusterDescription, *, has_prediction: bool) -> str | None:
-    """Return words for people where sources that a request names, or needs for its prediction, are not there."""
+    """Return words for people where sources that a request names, or needs for its prediction, are not there.
+
+    So too where no draft service has the draft model that it names.
+    """
     if cluster.sources is None:
         return None  # it does not tell
     wanted = set(drafting.sources)
     if has_prediction and drafting.allows(DraftSource.PREDICTION):
         wanted.add(DraftSource.PREDICTION)
+    if drafting.draft_model and drafting.allows(DraftSource.DRAFT):
+        wanted.add(DraftSource.DRAFT)
     missing = [one.value for one in DraftSource if one in wanted and one not in cluster.sources]
+    left = [one for one in cluster.sources if drafting.allows(one)]
+    if DraftSource.DRAFT in wanted & {*left} and (models := _other_models(drafting.draft_model, cluster)):
+        missing.append(f"draft model {drafting.draft_model} (but {' and '.join(models)})")
+        left.remove(DraftSource.DRAFT)
     if not missing:
         return None
-    left = " and ".join(one.value for one in cluster.sources if drafting.allows(one))
     return (
         f"the coordinator has no {' and no '.join(missing)}, so "
-        f"{f'drafts come from {left}' if left else 'nothing drafts for this'}: the output is the same"
+        f"{'drafts come from ' + ' and '.join(left) if left else 'nothing drafts for this'}: the output is the same"
     )
+
+
+def _other_models(draft_model: str, cluster: ClusterDescription) -> list[str]:
+    """Return the models of the draft services if all are others than the one named, and are known."""
+    models = {one.model_id for one in cluster.drafts}
+    return [] if not draft_model or models & {draft_model, ""} else sorted(models)
 
 
 def _check_draft_count(options: ClusterOptions, cluster: ClusterDescription) -> None:

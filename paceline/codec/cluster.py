@@ -110,13 +110,14 @@ def _replica_to_pb(replica: types.ReplicaDescription) -> generation_service_pb2.
         state=_STATE_TO_PB[replica.state],
         sequence_count=replica.sequence_count,
         circuit=_CIRCUIT_TO_PB[replica.circuit],
+        model_id=replica.model_id,
     )
 
 
 def _replica_from_pb(message: generation_service_pb2.ReplicaDescription) -> types.ReplicaDescription:
     state = _STATE_FROM_PB.get(message.state, types.ReplicaState.UNSPECIFIED)
     circuit = _CIRCUIT_FROM_PB.get(message.circuit, types.CircuitState.UNSPECIFIED)
-    return types.ReplicaDescription(message.address, state, message.sequence_count, circuit)
+    return types.ReplicaDescription(message.address, state, message.sequence_count, circuit, message.model_id)
 
 
 def _statistics_to_pb(statistics: types.ClusterStatistics) -> generation_service_pb2.ClusterStatistics:

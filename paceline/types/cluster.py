@@ -71,6 +71,8 @@ class ReplicaDescription:
     """Generations of this coordinator that are placed on it."""
     circuit: CircuitState | None = None
     """None from an older coordinator, which tells the circuits of draft replicas only."""
+    model_id: str = ""
+    """Model it serves; empty while that is not known, and from an older coordinator."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1326,6 +1326,7 @@ class ReplicaDescription(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     SEQUENCE_COUNT_FIELD_NUMBER: _builtins.int
     CIRCUIT_FIELD_NUMBER: _builtins.int
+    MODEL_ID_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """`IP:PORT` it is called at; empty where callers show tokens."""
     state: Global___ReplicaState.ValueType
@@ -1334,6 +1335,8 @@ class ReplicaDescription(_message.Message):
     """Sequences of this coordinator that were placed on it."""
     circuit: Global___CircuitState.ValueType
     """Whether calls go through."""
+    model_id: _builtins.str
+    """Model it serves, as its description names it; empty: not known yet."""
     def __init__(
         self,
         *,
@@ -1341,10 +1344,11 @@ class ReplicaDescription(_message.Message):
         state: Global___ReplicaState.ValueType = ...,
         sequence_count: _builtins.int = ...,
         circuit: Global___CircuitState.ValueType = ...,
+        model_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "circuit", b"circuit", "sequence_count", b"sequence_count", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "circuit", b"circuit", "model_id", b"model_id", "sequence_count", b"sequence_count", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

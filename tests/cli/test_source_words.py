@@ -1,10 +1,14 @@
 """How commands show what drafted: in words and in colours."""
 
+from dataclasses import replace
+
 import pytest
 
+from paceline.cli.connection import missing_sources
 from paceline.cli.demo import OWN_STYLE, SOURCE_STYLES, _legend, _styled
 from paceline.cli.options import by_source
-from paceline.types import DraftSource, OutputToken, SourceUsage
+from paceline.types import DraftingOptions, DraftSource, OutputToken, ReplicaDescription, ReplicaState, SourceUsage
+from tests.fakes.scripted_gateway import CLUSTER
 
 
 @pytest.mark.parametrize(
@@ -23,6 +27,53 @@ def test_sources_are_told_apart_where_there_is_more_than_the_draft_service(
     sources: tuple[SourceUsage, ...], words: str
 ) -> None:
     assert by_source(sources) == words
+
+
+@pytest.mark.parametrize(
+    ("models", "sources", "options", "told"),
+    [
+        (("large", "large"), "draft,suffix", DraftingOptions(), None),
+        (("large", "small"), "draft,suffix", DraftingOptions(draft_model="small"), None),
+        (("large", ""), "draft,suffix", DraftingOptions(draft_model="small"), None),
+        ((), "draft,suffix", DraftingOptions(draft_model="small"), None),
+        (
+            ("large", "tiny"),
+            "draft,suffix",
+            DraftingOptions(draft_model="small"),
+            "the coordinator has no draft model small (but large and tiny), so drafts come from suffix: "
+            "the output is the same",
+        ),
+        (
+            ("large",),
+            "draft",
+            DraftingOptions(draft_model="small"),
+            "the coordinator has no draft model small (but large), so nothing drafts for this: the output is the same",
+        ),
+        (
+            (),
+            "suffix",
+            DraftingOptions(draft_model="small"),
+            "the coordinator has no draft, so drafts come from suffix: the output is the same",
+        ),
+        (
+            ("large",),
+            "draft,suffix",
+            DraftingOptions(forbidden_sources=(DraftSource.DRAFT,), draft_model="small"),
+            None,
+        ),
+    ],
+    ids=["none named", "there", "not known yet", "none known", "others", "one other", "no service", "forbidden"],
+)
+def test_a_draft_model_that_no_draft_service_has_is_told(
+    models: tuple[str, ...], sources: str, options: DraftingOptions, told: str | None
+) -> None:
+    """Such a request was decoded plainly without a word."""
+    cluster = replace(
+        CLUSTER,
+        drafts=tuple(ReplicaDescription("x:1", ReplicaState.UP, 0, model_id=model) for model in models),
+        sources=tuple(map(DraftSource, sources.split(","))),
+    )
+    assert missing_sources(options, cluster, has_prediction=False) == told
 
 
 def test_each_source_has_a_colour_of_its_own_that_the_legend_shows() -> None:

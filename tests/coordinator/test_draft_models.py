@@ -63,6 +63,7 @@ async def test_a_request_may_name_the_model_that_drafts_for_it() -> None:
         assert not good.calls
         assert await outputs(running, DraftingOptions(draft_model="none such")) == EXPECTED
         assert not good.calls
+        assert [one.model_id for one in running.drafts.describe()] == ["good", "bad"]
 
 
 async def test_models_swapped_while_requests_run_change_no_output() -> None:

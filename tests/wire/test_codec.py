@@ -198,7 +198,7 @@ def test_descriptions_survive_the_wire() -> None:
         assert cluster_from_pb(cluster_to_pb(cluster)) == cluster
     replicas = tuple(types.ReplicaDescription("10.0.0.7:1", state, 5) for state in types.ReplicaState)
     known = (None, *(set(types.CircuitState) - {types.CircuitState.UNSPECIFIED}))
-    circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one) for one in known)
+    circuits = tuple(types.ReplicaDescription("x:1", types.ReplicaState.UP, 0, one, "m") for one in known)
     without_draft = replace(cluster, draft=None, targets=replicas, drafts=circuits)
     assert cluster_from_pb(cluster_to_pb(without_draft)) == without_draft
     acceptance = types.AcceptanceCounts(types.DraftSource.DRAFT, "d", (3, 2), (2, 1), 0.5)
