@@ -1,6 +1,6 @@
 """`paceline plan`: what a pair needs and gives within a memory, before anything is bought or started."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,7 +147,7 @@ def command(
     workload = served.workload(pair)
     by_step = machine.round_costs(pair)
     made = plan(pair, workload, by_step, _budget(memory))
-    own = _own(pair, workload, dict(zip(INT8_STEPS, by_step, strict=True)))
+    own = _own(pair, workload, machine)
     _tell(console, made, own, by_step[0].origin, served.conversations)
     if picture:
         write_picture(picture, made, own, models.title)
@@ -180,14 +180,24 @@ def _measured(pair: Pair, path: Path) -> MeasuredRounds:
     return rounds
 
 
-def _own(pair: Pair, workload: Workload, by_step: dict[Int8, RoundCosts]) -> Candidate:
+def _own(pair: Pair, workload: Workload, machine: MachineFlags) -> Candidate:
     """Return what the services' settings here, or their defaults, would need and give."""
     coordinator, target, int8 = settings_here("coordinator"), settings_here("target"), _int8_here(pair)
+    pair = replace(
+        pair, target=_dtype_here("target", pair.target), draft=pair.draft and _dtype_here("draft", pair.draft)
+    )
+    costs = machine.round_costs(pair)[INT8_STEPS.index(int8)]
     rows = min(coordinator.batch_size, workload.conversation_count)
     asked: Any = coordinator.draft_count
     counts = draft_counts(pair) if asked == "auto" else [pair.most_drafts(asked)]
     settings = [Setting(count, rows, target.prefill_chunk_tokens, int8) for count in counts]
-    return max((weighed(pair, workload, by_step[int8], one) for one in settings), key=lambda one: one.tokens_per_s)
+    return max((weighed(pair, workload, costs, one) for one in settings), key=lambda one: one.tokens_per_s)
+
+
+def _dtype_here(role: str, model: ModelDimensions) -> ModelDimensions:
+    """Return the model in the dtype that the service's settings here ask for; auto is taken for its checkpoint's."""
+    dtype = settings_here(role).dtype
+    return model if dtype == "auto" else replace(model, dtype=dtype)
 
 
 def _int8_here(pair: Pair) -> Int8:

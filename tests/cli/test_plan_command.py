@@ -58,6 +58,22 @@ def test_your_settings_are_those_of_the_environment(
     assert (status, own.split("│")[-2].strip()) == (0, words)
 
 
+@pytest.mark.parametrize("role", ["TARGET", "DRAFT"])
+def test_your_settings_have_the_dtypes_of_the_environment(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They were told for the dtype of config.json, float32 here, whatever --dtype a service would read."""
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def told() -> dict[str, list[str]]:
+        status, out, _ = paceline_here("plan", "--memory", "16GiB")
+        assert status == 0
+        rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines()]
+        return {row[1]: row[2:4] for row in rows if len(row) == 9}  # memory and tokens/s
+
+    before = told()
+    monkeypatch.setenv(f"PACELINE_{role}_DTYPE", "bfloat16")
+    assert {name for name, row in told().items() if row != before[name]} == {"your settings"}
+
+
 def test_a_plan_for_heads_starts_no_draft_service(tmp_path: Path) -> None:
     output = tmp_path / "plan.env"
     assert paceline_here("plan", "--memory", "8GiB", "--heads", "builtin:clover", "--output", str(output))[0] == 0
