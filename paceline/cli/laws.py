@@ -13,7 +13,7 @@ from paceline.cli.options import comma_counts
 from paceline.errors import InvalidRequest
 from paceline.laws.drafts import Draft, DraftLaws, RoundTimes, best_choice
 from paceline.laws.fitting import Estimate
-from paceline.laws.points import read_points
+from paceline.laws.points import MOST_LAYERS, MOST_TOKENS, read_points
 from paceline.simulate.saved_costs import read_costs
 
 app = typer.Typer(no_args_is_help=True, help="Laws of drafts, fitted to measured points.", rich_markup_mode=None)
@@ -27,13 +27,19 @@ def laws() -> None:
 @app.command("fit")
 def fit_laws(
     points: Annotated[Path, typer.Argument(help="JSON list of depth, token_count, acceptance, train_s and step_s.")],
-    depth: Annotated[int | None, typer.Option(min=1, help="Layers of a draft to foresee; needs --tokens.")] = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens that it would be trained on.")] = None,
+    depth: Annotated[
+        int | None, typer.Option(min=1, max=MOST_LAYERS, help="Layers of a draft to foresee; needs --tokens.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, max=MOST_TOKENS, help="Tokens that it would be trained on.")
+    ] = None,
     budget_s: Annotated[float | None, typer.Option(min=1, help="Seconds of training: which draft is best?")] = None,
     costs: Annotated[
         Path | None, typer.Option(help="Costs that `paceline simulate --save-costs` wrote: which count is best?")
     ] = None,
-    costs_depth: Annotated[int, typer.Option(min=1, help="Layers of the draft that those costs are of.")] = 2,
+    costs_depth: Annotated[
+        int, typer.Option(min=1, max=MOST_LAYERS, help="Layers of the draft that those costs are of.")
+    ] = 2,
     batch_sizes: Annotated[str, typer.Option(help="Batch sizes to choose counts for.")] = "1,8,32",
 ) -> None:
     """Fit acceptance to depth and training tokens. Foresee drafts, and what pays at which batch."""

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from paceline.errors import InvalidRequest
 from paceline.laws.fitting import Estimate, LogLinearLaw, fit
-from paceline.laws.points import Point
+from paceline.laws.points import MOST_TOKENS, Point
 from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import SavedCosts
 
@@ -84,7 +84,13 @@ class DraftLaws:
         """Return the draft of each measured depth that is trained for so many seconds. Raise InvalidRequest."""
         if not self._token_s.is_known:
             raise InvalidRequest("no point has train_s, so a budget says nothing; measure the seconds of training")
-        return [self.draft(depth, budget_s / self._token_s.at(depth)) for depth in self.depths]
+        counts = {depth: budget_s / self._token_s.at(depth) for depth in self.depths}
+        if (most := max(counts.values())) > MOST_TOKENS:
+            raise InvalidRequest(
+                f"--budget-s is {budget_s:g}, time for {most:.1g} tokens; give a budget for {MOST_TOKENS} or fewer",
+                field="budget_s",
+            )
+        return [self.draft(depth, count) for depth, count in counts.items()]
 
     def step_factor(self, depth: int, measured_depth: int) -> float:
         """Return how much longer a draft's steps take than those of the measured depth; 1 if points tell no times."""

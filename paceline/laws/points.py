@@ -1,13 +1,15 @@
 """Measured points: drafts that were trained, and how often they were right."""
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from paceline.errors import StartupError
 from paceline.files import replace_file
+
+MOST_LAYERS, MOST_TOKENS, MOST_S = 1_000_000, 10**18, 1e12
+"""More than any draft has, is trained on or takes: with such numbers laws reckon without an overflow."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,15 @@ def read_points(path: Path) -> list[Point]:
             f"{path} has no points: {place}: {first['msg']}; give a list of depth, token_count and acceptance"
         ) from error
     for number, one in enumerate(points):
-        if one.depth < 1 or one.token_count < 1 or not 0 < one.acceptance < 1:
+        known = 1 <= one.depth <= MOST_LAYERS and 1 <= one.token_count <= MOST_TOKENS
+        if not known or not 0 < one.acceptance < 1:
             raise StartupError(
-                f"{path}: point {number} is {one}; give depth and token_count of at least 1, and an acceptance between "
-                "0 and 1"
+                f"{path}: point {number} is {one}; give a depth of 1 to {MOST_LAYERS}, a token_count of 1 to "
+                f"{MOST_TOKENS}, and an acceptance between 0 and 1"
             )
-        if not all(seconds is None or (isfinite(seconds) and seconds > 0) for seconds in (one.train_s, one.step_s)):
+        if not all(seconds is None or 1 / MOST_S <= seconds <= MOST_S for seconds in (one.train_s, one.step_s)):
             raise StartupError(
-                f"{path}: point {number} is {one}; give train_s and step_s above 0, or leave out what was not measured"
+                f"{path}: point {number} is {one}; give train_s and step_s of {1 / MOST_S} to {MOST_S} s, or leave out "
+                "what was not measured"
             )
     return points

@@ -143,18 +143,20 @@ def test_points_survive_their_file_and_wrong_ones_are_refused(tmp_path: Path) ->
     path = tmp_path / "points.json"
     write_points(path, points())
     assert read_points(path) == points()
-    for text in ("", "{}", '[{"depth": 1}]', '[{"depth": 0, "token_count": 5, "acceptance": 0.5}]'):
+    wrong: list[dict[str, float]] = [{"depth": 0}, {"depth": 10**190}, {"token_count": 10**190}, {"acceptance": 1.0}]
+    cells = [json.dumps([{"depth": 1, "token_count": 5, "acceptance": 0.5} | one]) for one in wrong]
+    for text in ("", "{}", '[{"depth": 1}]', *cells):
         path.write_text(text)
         with pytest.raises(StartupError, match="give"):
             read_points(path)
 
 
-@pytest.mark.parametrize("wrong", [{"train_s": -5.0}, {"step_s": 0.0}, {"train_s": inf}])
+@pytest.mark.parametrize("wrong", [{"train_s": -5.0}, {"step_s": 0.0}, {"train_s": inf}, {"train_s": 1e-300}])
 def test_times_that_none_took_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
     path = tmp_path / "points.json"
     fields = {"depth": 1, "token_count": 5, "acceptance": 0.5}
     path.write_text(json.dumps([fields, fields | wrong]))
-    with pytest.raises(StartupError, match="point 1 .* give train_s and step_s above 0"):
+    with pytest.raises(StartupError, match="point 1 .* give train_s and step_s of 1e-12 to"):
         read_points(path)
 
 
@@ -164,6 +166,31 @@ def test_a_budget_without_end_is_refused(tmp_path: Path) -> None:
     status, out, err = paceline_here("laws", "fit", str(path), "--budget-s", "inf")
     assert (status, out) == (1, "")
     assert "--budget-s is inf; give seconds" in err
+
+
+@pytest.mark.parametrize("depth", [1, 2, 10**6])
+@pytest.mark.parametrize("token_count", [1, 10**6, 10**18])
+def test_no_draft_that_may_be_asked_for_overflows(depth: int, token_count: int) -> None:
+    """Of tokens and depth together the power of both overflowed, which ended the command by a traceback."""
+    grown = [replace(one, acceptance=0.01 * log(one.token_count) * (1 + log(one.depth))) for one in points()]
+    known = DraftLaws([*grown, Point(10**6, 10**18, 0.9), Point(10**6, 1, 0.1)])
+    assert 0 <= known.draft(depth, token_count).acceptance.value <= 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--depth", f"{10**190}", "--tokens", "5"), "--depth"),
+        (("--depth", "5", "--tokens", f"{10**190}"), "--tokens"),
+        (("--budget-s", "1e300"), "--budget-s is 1e+300, time for 1e+305 tokens; give a budget for"),
+    ],
+)
+def test_drafts_beyond_all_that_are_trained_are_refused(flags: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "points.json"
+    write_points(path, points())
+    status, out, err = paceline_here("laws", "fit", str(path), *flags)
+    assert status != 0 and "tokens/s" not in out
+    assert words in err
 
 
 def test_the_command_prints_the_law(tmp_path: Path) -> None:
