@@ -3,32 +3,45 @@
 import asyncio
 import json
 import random
+import sys
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from paceline.cli.options import comma_counts
+from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.reading import KINDS, WEIGHTS, write_heads
+from paceline.errors import InvalidRequest, PacelineError
 from paceline.laws.points import write_points
 from paceline.process.cluster_plan import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
 from training.features import FrozenTarget, features_of
 from training.lessons import Lesson, lessons, read_lessons, write_lessons
 from training.loop import MAX_LENGTH, bucketed, fit, new_model, placed, save
-from training.tokenizer import save_tokenizer, train_tokenizer
+from training.tokenizer import read_tokenizer, save_tokenizer, train_tokenizer
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 console = Console(highlight=False)
 Data = Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)]
 Work = Annotated[Path, typer.Option(help="Folder for the pair; made when missing")]
-Device = Annotated[str, typer.Option(help="Where models are trained: auto, cpu or cuda")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where models are trained")]
+Minutes = Annotated[float, typer.Option(min=0.001)]
+Target = Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True, file_okay=False)]
+OutputsFile = Annotated[
+    Path,
+    typer.Option(
+        "--outputs", help="The target's outputs, as `training outputs` writes them", exists=True, dir_okay=False
+    ),
+]
 VOCABULARY_SIZE = 4096
 
 
@@ -39,7 +52,7 @@ def main() -> None:
 
 @app.command("target")
 def train_target(
-    data: Data, work: Work, minutes: float = 60, token_budget: int = 4096, seed: int = 1, device: Device = "auto"
+    data: Data, work: Work, minutes: Minutes = 60, token_budget: int = 4096, seed: int = 1, device: Device = "auto"
 ) -> None:
     """Train the tokenizer and the target."""
     torch.manual_seed(seed)
@@ -66,14 +79,16 @@ def train_target(
 def make_outputs(
     data: Data,
     work: Work,
-    minutes: float = 15,
+    minutes: Minutes = 15,
     seed: int = 2,
     invented: Annotated[bool, typer.Option(help="Questions of the target's own instead of the file's")] = False,
     unseen: Annotated[bool, typer.Option(help="The problems that nothing is trained on, into unseen.json")] = False,
     draft_model: Annotated[Path | None, typer.Option(help="An earlier draft, for speed; unset: none")] = None,
 ) -> None:
     """Let the target answer the seen problems, most with fresh numbers, or problems that it makes up."""
-    tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
+    if invented and unseen:
+        raise InvalidRequest("--invented and --unseen name two kinds of questions; give one of them")
+    tokenizer = read_tokenizer(work / "target")
     rng = random.Random(seed)
     if invented:
         prompts = (outputs.invented_prompt(rng.getrandbits(63), tokenizer) for _ in count())
@@ -94,19 +109,24 @@ def make_outputs(
 
 @app.command("answers")
 def make_answers(
-    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
-    prompts: Annotated[Path, typer.Option(help="JSON list of what users say", exists=True)],
+    target: Target,
+    prompts: Annotated[Path, typer.Option(help="JSON list of what users say", exists=True, dir_okay=False)],
     outputs_file: Annotated[Path, typer.Option("--outputs", help="File for the outputs")],
-    minutes: float = 15,
-    max_prompt_tokens: int = 2048,
-    max_new_tokens: int = 128,
+    minutes: Minutes = 15,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1)] = 2048,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     token_budget: Annotated[int, typer.Option(help="Most tokens of a batch, padding included")] = 16_384,
     device: Device = "auto",
 ) -> None:
     """Let the target answer prompts of a file, many at once and without the product: for a GPU."""
-    tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
-    texts = [problems.prompt_text(text) for text in json.loads(prompts.read_text(encoding="utf-8"))]
+    outputs_file.parent.mkdir(parents=True, exist_ok=True)  # before the target answers for minutes
+    tokenizer = read_tokenizer(target)
+    texts = [problems.prompt_text(text) for text in _said(prompts)]
     asked = [tuple(one.ids) for one in tokenizer.encode_batch(texts) if len(one.ids) <= max_prompt_tokens]
+    if not asked:
+        raise InvalidRequest(
+            f"--prompts {prompts} has no prompts of up to --max-prompt-tokens {max_prompt_tokens}; give some"
+        )
     batches = bucketed(asked, token_budget, random.Random(0), growth=max_new_tokens)
     model = _teacher(target, device)
     if model.device.type == "cuda":
@@ -115,6 +135,14 @@ def make_answers(
     made = list(answers)
     console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
     outputs_file.write_text(json.dumps([vars(one) for one in made]))
+
+
+def _said(prompts: Path) -> list[str]:
+    """Return the prompts of a file. Raise InvalidRequest when it is no list of texts."""
+    try:
+        return TypeAdapter(list[str]).validate_json(prompts.read_bytes())
+    except ValidationError as error:
+        raise InvalidRequest(f"--prompts {prompts} is no JSON list of texts; give one", field="prompts") from error
 
 
 def _questions(data: Path, rng: random.Random, *, unseen: bool) -> list[str]:
@@ -130,16 +158,18 @@ def _questions(data: Path, rng: random.Random, *, unseen: bool) -> list[str]:
 def train_draft(
     data: Data,
     work: Work,
-    minutes: float = 30,
+    minutes: Minutes = 30,
     token_budget: int = 4096,
     seed: int = 3,
-    start_from: Annotated[Path | None, typer.Option(help="Draft to go on from; unset: a fresh one")] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Draft to go on from; unset: a fresh one", exists=True, file_okay=False)
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Distil the draft from the target's own outputs and the worked answers; `minutes` begin when it has read them."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    tokenizer = Tokenizer.from_file(str(work / "target" / "tokenizer.json"))
+    tokenizer = read_tokenizer(work / "target")
     own = outputs.read_outputs(work / "outputs.json")
     gold = _worked_answers(data, tokenizer, rng)
     teacher = _teacher(work / "target", device)
@@ -173,18 +203,23 @@ def _teacher(folder: Path, device: str) -> LlamaForCausalLM:
 
 @app.command("heads")
 def train_heads(
-    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
-    outputs: Annotated[Path, typer.Option(help="The target's outputs, as `training outputs` writes them", exists=True)],
+    target: Target,
+    outputs: OutputsFile,
     folder: Annotated[Path, typer.Option(help="Folder for the heads; made when missing")],
     features: Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")] = None,
     kind: Annotated[str, typer.Option(help=f"Kind of heads: {', '.join(KINDS)}")] = "clover",
-    steps: Annotated[int, typer.Option(help="Steps of 4 outputs each")] = 2000,
-    draft_count: int = 3,
-    most_outputs: int | None = None,
+    steps: Annotated[int, typer.Option(min=0, help="Steps of 4 outputs each")] = 2000,
+    draft_count: Annotated[int, typer.Option(min=1)] = 3,
+    most_outputs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: int = 4,
-    start_from: Annotated[Path | None, typer.Option(help="Heads of this kind to go on from; unset: fresh ones")] = None,
+    start_from: Annotated[
+        Path | None,
+        typer.Option(help="Heads of this kind to go on from; unset: fresh ones", exists=True, file_okay=False),
+    ] = None,
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
+    if kind not in KINDS:
+        raise InvalidRequest(f"--kind is {kind!r}; give one of {', '.join(KINDS)}", field="kind")
     torch.manual_seed(seed)
     frozen = FrozenTarget.read(target)
     texts = features_of(frozen, outputs, features, most_outputs)
@@ -192,7 +227,7 @@ def train_heads(
     held = texts[: max(1, len(texts) // 20)]
     made = heads.begun_heads(kind, frozen, draft_count)
     if start_from:
-        made.load_state_dict(load_file(start_from / WEIGHTS))
+        _go_on_from(start_from, made)
     heads.fit_heads(
         made,
         frozen,
@@ -204,24 +239,46 @@ def train_heads(
     )
     write_heads(made.bfloat16(), frozen.config, folder)
     made.float()  # as it will be read
-    for top in (1, 5):
-        shares = ", ".join(f"{share:.3f}" for share in heads.right_shares(made, frozen, held, top))
-        console.print(f"{kind}, {steps} steps: right among the {top} likeliest, by place: {shares}")
+    _show_shares(f"{kind}, {steps} steps", {top: heads.right_shares(made, frozen, held, top) for top in (1, 5)})
+
+
+def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:
+    for top, shares in by_top.items():
+        shown = ", ".join(f"{share:.3f}" for share in shares)
+        console.print(f"{title}: right among the {top} likeliest, by place: {shown}")
+
+
+def _go_on_from(folder: Path, made: HeadsModule) -> None:
+    """Give heads the weights of earlier ones. Raise InvalidRequest when these are of another form."""
+    try:
+        made.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise InvalidRequest(
+            f"--start-from {folder} has no weights of {made.kind} heads for this target and --draft-count "
+            f"{made.draft_count}; name a folder of such heads, or leave it out",
+            field="start_from",
+        ) from error
 
 
 @app.command("grid")
 def train_grid(
-    target: Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True)],
-    outputs_file: Annotated[
-        Path, typer.Option("--outputs", help="The target's outputs, as `training outputs` writes them", exists=True)
-    ],
+    target: Target,
+    outputs_file: OutputsFile,
     folder: Annotated[Path, typer.Option(help="Folder for cells, drafts and points.json; made when missing")],
     held_file: Annotated[
         Path | None,
-        typer.Option("--held", help="Outputs to count acceptance on; unset: a twentieth of --outputs", exists=True),
+        typer.Option(
+            "--held",
+            help="Outputs to count acceptance on; unset: a twentieth of --outputs",
+            exists=True,
+            dir_okay=False,
+        ),
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="GSM8K train.jsonl, to learn its answers too; unset: outputs alone", exists=True)
+        Path | None,
+        typer.Option(
+            help="GSM8K train.jsonl, to learn its answers too; unset: outputs alone", exists=True, dir_okay=False
+        ),
     ] = None,
     lessons_file: Annotated[Path | None, typer.Option("--lessons", help="File of lessons, made when missing")] = None,
     depths: Annotated[str, typer.Option(help="Layers of drafts")] = ",".join(map(str, grid.DEPTHS)),
@@ -229,7 +286,7 @@ def train_grid(
     held_out: Annotated[str, typer.Option(help="Cells DEPTH:TOKENS that laws are compared with")] = ",".join(
         f"{depth}:{token_count}" for depth, token_count in grid.HELD_OUT
     ),
-    most_outputs: int = 12_000,
+    most_outputs: Annotated[int, typer.Option(min=1)] = 12_000,
     seed: int = 5,
     device: Device = "auto",
 ) -> None:
@@ -237,13 +294,15 @@ def train_grid(
     folder.mkdir(parents=True, exist_ok=True)
 
     def recipe() -> grid.Recipe:
-        tokenizer = Tokenizer.from_file(str(target / "tokenizer.json"))
+        tokenizer = read_tokenizer(target)
         rng = random.Random(seed)
         own = outputs.read_outputs(outputs_file)[:most_outputs]
         rng.shuffle(own)
         held = outputs.read_outputs(held_file) if held_file else own[: max(1, len(own) // 20)]
         learnt = own if held_file else own[len(held) :]
         gold = _worked_answers(data, tokenizer, rng) if data else []
+        if not (learnt or gold):
+            raise InvalidRequest(f"--outputs {outputs_file} has one output, which is held out; give more, or --held")
         return grid.Recipe(
             _lessons(target, [*learnt, *gold], lessons_file, seed, device),
             held,
@@ -262,11 +321,22 @@ def _lessons(target: Path, own: list[outputs.Output], file: Path | None, seed: i
     """Return what the file keeps, or have the target read its outputs and keep that in the file."""
     if file and file.exists():
         return read_lessons(file)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)  # before the target reads for minutes
     made = list(lessons(_teacher(target, device), bucketed(own, 8192, random.Random(seed)), console.print))
     if file:
         write_lessons(file, made)
     return made
 
 
+def run() -> None:
+    """Run the command line. What is wrong with its files becomes one line on stderr and exit status 1."""
+    try:
+        app()
+    except (PacelineError, OSError) as error:
+        print(f"training: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
 if __name__ == "__main__":
-    app()
+    run()

@@ -3,18 +3,19 @@
 It owns their file. It knows nothing of heads.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from paceline.errors import InvalidRequest
+from training.outputs import read_outputs
 
 NAME = "features"
 
@@ -75,21 +76,20 @@ def features_of(target: FrozenTarget, outputs: Path, file: Path | None, most: in
 
     Raise InvalidRequest when the file has features of something else, and when there are no outputs.
     """
-    rows = json.loads(outputs.read_text())[:most]
-    if not rows:
-        raise InvalidRequest(f"--outputs {outputs} has no outputs to learn from; make some with `training outputs`")
-    texts = [(row["token_ids"], row["prompt_count"]) for row in rows]
+    texts = [(one.token_ids, one.prompt_count) for one in read_outputs(outputs)[:most]]
     if file is None or not file.exists():
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)  # before the target reads for minutes
         made = target.features(texts)
         if file is not None:
             save_file({NAME: torch.cat([one.features for one in made])}, file)
         return made
-    kept = load_file(file)[NAME]
     counts = [len(token_ids) - 1 for token_ids, _ in texts]
-    if len(kept) < sum(counts):
+    kept, wanted = _kept(file), (sum(counts), target.config.hidden_size)
+    if kept.ndim != 2 or len(kept) < wanted[0] or kept.shape[1] != wanted[1]:
         raise InvalidRequest(
-            f"--features {file} has {len(kept)} tokens, and {outputs} has {sum(counts)}; delete it, to have it made "
-            "again",
+            f"--features {file} has features of the form {tuple(kept.shape)}, and {outputs} with this target {wanted}; "
+            "delete it, to have it made again",
             field="features",
         )
     parts = torch.split(kept[: sum(counts)], counts)
@@ -97,3 +97,12 @@ def features_of(target: FrozenTarget, outputs: Path, file: Path | None, most: in
         Features(torch.tensor(token_ids), part, prompt_count)
         for (token_ids, prompt_count), part in zip(texts, parts, strict=True)
     ]
+
+
+def _kept(file: Path) -> Tensor:
+    try:
+        return load_file(file)[NAME]
+    except (OSError, KeyError, SafetensorError) as error:
+        raise InvalidRequest(
+            f"--features {file} has no features ({error}); delete it, to have it made again", field="features"
+        ) from error

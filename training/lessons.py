@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from paceline.errors import InvalidRequest
 from training.loop import mixed_precision
 from training.outputs import Output, output_places, padded
 
@@ -68,10 +70,15 @@ def write_lessons(path: Path, made: Sequence[Lesson]) -> None:
 
 
 def read_lessons(path: Path) -> list[Lesson]:
-    """Read what `write_lessons` wrote."""
-    kept = load_file(path)
-    rows = torch.split(kept["token_ids"], kept["lengths"].tolist())
-    outputs = [
-        Output(tuple(row.tolist()), count) for row, count in zip(rows, kept["prompt_counts"].tolist(), strict=True)
-    ]
-    return list(_parted(outputs, kept["choices"], kept["weights"]))
+    """Read what `write_lessons` wrote. Raise InvalidRequest when it is something else."""
+    try:
+        kept = load_file(path)
+        rows = torch.split(kept["token_ids"], kept["lengths"].tolist())
+        outputs = [
+            Output(tuple(row.tolist()), count) for row, count in zip(rows, kept["prompt_counts"].tolist(), strict=True)
+        ]
+        return list(_parted(outputs, kept["choices"], kept["weights"]))
+    except (OSError, KeyError, ValueError, RuntimeError, SafetensorError) as error:
+        raise InvalidRequest(
+            f"--lessons {path} has no lessons ({error!r}); delete it, to have it made again", field="lessons"
+        ) from error

@@ -82,6 +82,8 @@ def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random, growth:
 
     A row will have `growth` more tokens than it has.
     """
+    if not rows:
+        return
     ordered = sorted(rows, key=lambda row: len(row) + rng.random() * 8)
     batches: list[list[Row]] = [[]]
     for row in ordered:

@@ -4,7 +4,6 @@ The product itself makes the outputs, so they are those that the pair will be as
 target's rounds do not fill, Hugging Face's `generate` makes them of thousands of prompts at once.
 """
 
-import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -12,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from paceline.client import Client
-from paceline.errors import PacelineError
+from paceline.errors import InvalidRequest, PacelineError
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.launcher import running_cluster
 from paceline.tasks import side_by_side
@@ -41,9 +41,27 @@ class Output:
         return len(self.token_ids)
 
 
+_FORM = TypeAdapter(list[Output])
+
+
 def read_outputs(path: Path) -> list[Output]:
-    """Read what `training outputs` wrote."""
-    return [Output(**row) for row in json.loads(path.read_text())]
+    """Read what `training outputs` wrote. Raise InvalidRequest when it is something else, or nothing."""
+    remedy = "make some with `training outputs`"
+    try:
+        outputs = _FORM.validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "the file"
+        raise InvalidRequest(f"{path} has no outputs: {place}: {first['msg']}; {remedy}") from error
+    for number, one in enumerate(outputs):
+        if not 1 <= one.prompt_count < len(one) or min(one.token_ids) < 0:
+            raise InvalidRequest(
+                f"{path}: output {number} has {len(one)} token_ids and a prompt_count of {one.prompt_count}; give both "
+                f"prompt and output tokens, none below 0, or {remedy}"
+            )
+    if not outputs:
+        raise InvalidRequest(f"{path} has no outputs to learn from; {remedy}")
+    return outputs
 
 
 async def greedy_outputs(

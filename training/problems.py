@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline.errors import InvalidRequest
+
 UNSEEN_COUNT = 300
 """The last problems of the file are never trained on: not by the tokenizer, the target or the draft."""
 
@@ -45,8 +47,22 @@ class Problem:
 
 
 def load(path: Path) -> tuple[list[Problem], list[Problem]]:
-    """Read a GSM8K file and return its (seen, unseen) problems."""
-    problems = [_parse(json.loads(row)) for row in path.read_text(encoding="utf-8").splitlines() if row]
+    """Read a GSM8K file and return its (seen, unseen) problems. Raise InvalidRequest when it is none."""
+    problems = []
+    for number, row in enumerate(path.read_bytes().split(b"\n"), 1):
+        if not row.strip():
+            continue
+        try:
+            problems.append(_parse(json.loads(row)))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise InvalidRequest(
+                f"line {number} of --data {path} is no problem of GSM8K ({error!r}); give its train.jsonl", field="data"
+            ) from error
+    if len(problems) <= UNSEEN_COUNT:
+        raise InvalidRequest(
+            f"--data {path} has {len(problems)} problems, and nothing learns from the last {UNSEEN_COUNT}; give more",
+            field="data",
+        )
     return problems[:-UNSEEN_COUNT], problems[-UNSEEN_COUNT:]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from paceline.errors import InvalidRequest
+
 PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
@@ -34,6 +36,16 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """Read the tokenizer of a checkpoint. Raise InvalidRequest when there is none."""
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # tokenizers has no kind of its own
+        raise InvalidRequest(
+            f"{folder} has no tokenizer.json that can be read ({error}); name a checkpoint of `training target`"
+        ) from error
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:

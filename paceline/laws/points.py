@@ -51,10 +51,10 @@ def read_points(path: Path) -> list[Point]:
         ) from error
     for number, one in enumerate(points):
         known = 1 <= one.depth <= MOST_LAYERS and 1 <= one.token_count <= MOST_TOKENS
-        if not known or not 0 < one.acceptance < 1:
+        if not known or not 0 <= one.acceptance <= 1:
             raise StartupError(
                 f"{path}: point {number} is {one}; give a depth of 1 to {MOST_LAYERS}, a token_count of 1 to "
-                f"{MOST_TOKENS}, and an acceptance between 0 and 1"
+                f"{MOST_TOKENS}, and an acceptance of 0 to 1"
             )
         if not all(seconds is None or 1 / MOST_S <= seconds <= MOST_S for seconds in (one.train_s, one.step_s)):
             raise StartupError(

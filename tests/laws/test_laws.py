@@ -143,7 +143,7 @@ def test_points_survive_their_file_and_wrong_ones_are_refused(tmp_path: Path) ->
     path = tmp_path / "points.json"
     write_points(path, points())
     assert read_points(path) == points()
-    wrong: list[dict[str, float]] = [{"depth": 0}, {"depth": 10**190}, {"token_count": 10**190}, {"acceptance": 1.0}]
+    wrong: list[dict[str, float]] = [{"depth": 0}, {"depth": 10**190}, {"token_count": 10**190}, {"acceptance": 1.5}]
     cells = [json.dumps([{"depth": 1, "token_count": 5, "acceptance": 0.5} | one]) for one in wrong]
     for text in ("", "{}", '[{"depth": 1}]', *cells):
         path.write_text(text)
