@@ -1,7 +1,9 @@
 """Sets of sources that may draft, compared with each other: their words, such as `suffix`, `draft+suffix`, or `all`."""
 
 from paceline.errors import InvalidRequest
-from paceline.types import SOURCE_NAMES, DraftSource
+from paceline.process.cluster_plan import ClusterOptions
+from paceline.process.variables import NO_DRAFT, NO_HEADS
+from paceline.types import PAPER_POLICIES, SOURCE_NAMES, DraftSource
 
 SourceSet = tuple[DraftSource, ...]
 ALL_SOURCES: SourceSet = ()
@@ -34,3 +36,13 @@ def needs_heads(sources: SourceSet) -> bool:
 def name_of(sources: SourceSet) -> str:
     """Return the word of a set."""
     return "+".join(one.value for one in sources) or ALL
+
+
+def may_draft(pair: ClusterOptions, policy: str, sources: SourceSet) -> bool:
+    """Return whether something may draft; under the paper's policies nothing but a draft service does."""
+    may = {*(sources or DraftSource)} - {DraftSource.UNSPECIFIED}
+    if pair.draft_model == NO_DRAFT:
+        may.discard(DraftSource.DRAFT)
+    if pair.heads == NO_HEADS:
+        may.discard(DraftSource.HEADS)
+    return bool(may & {DraftSource.DRAFT} if policy in PAPER_POLICIES else may)

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 from paceline.measure.equivalence.precision import Precision, with_precision
-from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service, needs_heads
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet, may_draft, name_of, needs_draft_service, needs_heads
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_DRAFT, NO_HEADS
 from paceline.types import PAPER_POLICIES, DraftSource
@@ -106,8 +106,8 @@ def groups(plan: BenchPlan) -> list[list[SystemSpec]]:
 def _specs(plan: BenchPlan, kind: str, batch_size: int, precision: Precision) -> Iterator[SystemSpec]:
     if kind == SPECULATIVE:
         for policy, draft_count, sources in product(plan.policies, plan.draft_counts, plan.source_sets):
-            if policy in PAPER_POLICIES and not needs_draft_service(sources):
-                continue  # nothing else drafts under them
+            if not may_draft(plan.pair, policy, sources):
+                continue  # it would be plain decoding under another name
             yield SystemSpec(kind, batch_size, precision.under(policy), policy, draft_count, sources)
     elif kind == HEADS:
         for draft_count in plan.draft_counts:

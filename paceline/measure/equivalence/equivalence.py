@@ -19,7 +19,7 @@ from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.measure.peers.reference_outputs import identity_of, reference_outputs
 from paceline.measure.prompts import MeasuredPrompt
-from paceline.measure.source_sets import ALL_SOURCES, SourceSet, name_of, needs_draft_service
+from paceline.measure.source_sets import ALL_SOURCES, SourceSet, may_draft, name_of
 from paceline.model_service.worker import ModelWorker
 from paceline.process.cluster_plan import CORES, ClusterOptions, plan_cluster
 from paceline.text import TextCodec
@@ -128,19 +128,27 @@ def _policy_and_sources(policy: str, sources: SourceSet) -> str:
 
 
 def _cases(plan: EquivalencePlan) -> list[_Case]:
-    """Return what is compared; under the paper's policies nothing but a draft service drafts.
+    """Return what is compared: what something drafts for.
 
     Raise InvalidRequest where nothing is left, which would pass for outputs that are equal.
     """
+    if plan_cluster(plan.pair).coordinator.settings.draft_count == 0:
+        raise InvalidRequest(
+            "--draft-count is 0, which leaves plain decoding to compare with itself; give 1 or more, or auto",
+            field="draft_count",
+        )
     found = [
         _Case(policy, batch_size, sources)
         for policy, sources, batch_size in product(plan.policies, plan.source_sets, plan.batch_sizes)
-        if policy not in PAPER_POLICIES or needs_draft_service(sources)
+        if may_draft(plan.pair, policy, sources)
     ]
     if not found:
+        named, policies = ", ".join(map(name_of, plan.source_sets)), ", ".join(plan.policies)
+        papers = " and ".join(sorted(PAPER_POLICIES))
         raise InvalidRequest(
-            f"--source-sets has {', '.join(map(name_of, plan.source_sets))}, and under --policies "
-            f"{', '.join(plan.policies)} only a draft service drafts; give a set with draft, or continuous",
+            f"--source-sets has {named}, of which nothing drafts with --draft-model {plan.pair.draft_model} and "
+            f"--heads {plan.pair.heads} under --policies {policies} (a draft service alone under {papers}); give a set "
+            "that drafts",
             field="source_sets",
         )
     return found
