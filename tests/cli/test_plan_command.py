@@ -83,7 +83,7 @@ def test_a_plan_for_heads_starts_no_draft_service(tmp_path: Path) -> None:
 def test_a_plan_for_heads_has_no_more_drafts_than_they_make(monkeypatch: pytest.MonkeyPatch) -> None:
     """It promised the speed of eight, of heads that draft three."""
     monkeypatch.setenv("COLUMNS", "160")
-    flags = ("--heads", "builtin:eagle", "--acceptance", "0.97", "--conversations", "2")
+    flags = ("--heads", "builtin:clover", "--acceptance", "0.97", "--conversations", "2")
     status, out, _ = paceline_here("plan", "--memory", "8GiB", *flags)
     rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines()]
     drafts = {row[1]: row[4] for row in rows if len(row) == 9}
