@@ -169,6 +169,8 @@ class Kernels:
         return self._taken(values, None, memory(values.shape, dtype))
 
     def _taken(self, values: torch.Tensor, places: torch.Tensor | None, taken: torch.Tensor) -> torch.Tensor:
+        # The function knows these dtypes alone, and gaps between rows, not in them.
+        assert {values.dtype, taken.dtype} <= {torch.float32, torch.bfloat16} and taken.stride(1) == 1
         at = None if places is None else places.data_ptr(), values.data_ptr(), taken.data_ptr()
         are_half = (one.dtype == torch.bfloat16 for one in (values, taken))
         call = TakeCall(*taken.shape, taken.stride(0), *at, *are_half)
