@@ -22,7 +22,7 @@ from coordinator.requests.generation import Generation
 from coordinator.rounds.costs import HEADS, LONGEST, RoundCosts, RoundWork
 from coordinator.rounds.heads_trials import HeadsTrials
 from coordinator.rounds.lane_choice import LaneChoice
-from coordinator.rounds.outlook import NO_OPTION, Option, Outlook, Prices
+from coordinator.rounds.outlook import NO_HEADS, NO_OPTION, HeadsUse, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
 from coordinator.rounds.promises import Promise, Promises, prices_of, with_trial, work_of
 from coordinator.rounds.round_report import RoundReport
@@ -215,23 +215,24 @@ class _Search:
         """Return the tokens that the target's heads should draft for the next round of each row."""
         if not any(one.heads_chances for one in outlooks):
             return [0] * len(outlooks)
-        counts = [_heads_count(one, ask, prices) for one, ask in zip(outlooks, asked, strict=True)]
-        if any(counts):
-            is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, counts) - self._heads_cost(counts))
+        uses = [one.heads_use(ask, prices, MAX_GUESSED) for one, ask in zip(outlooks, asked, strict=True)]
+        counts = [use.count for use in uses]
+        if any(use.count and use.chance == 1.0 for use in uses):
+            is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, uses) - self._heads_cost(counts))
             return [0] * len(counts) if is_due else counts
         is_first = not self._goodput and any(ask.count for ask in asked)
-        if is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
+        if any(counts) or is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
             return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
         most = [len(one.heads_chances) for one in outlooks]
         # Where a draft service is asked, its drafts save already what the heads' would.
-        useful = [0 if ask.count else count for ask, count in zip(asked, most, strict=True)]
+        useful = [NO_HEADS if ask.count else HeadsUse(count) for ask, count in zip(asked, most, strict=True)]
         loss = self._heads_cost(most) - self._saved_by_heads(outlooks, useful)
         return most if any(most) and self._heads_trials.is_due(loss) else counts
 
-    def _saved_by_heads(self, outlooks: Sequence[Outlook], counts: Sequence[int]) -> float:
-        """Return the time that so many drafts of the target's heads are expected to save."""
-        tokens = sum(sum(one.heads_chances[:count]) for one, count in zip(outlooks, counts, strict=True))
-        return tokens / self._worth(outlooks)
+    def _saved_by_heads(self, outlooks: Sequence[Outlook], uses: Sequence[HeadsUse]) -> float:
+        """Return the time that these drafts of the target's heads are expected to save."""
+        tokens = [use.chance * sum(one.heads_chances[: use.count]) for one, use in zip(outlooks, uses, strict=True)]
+        return sum(tokens) / self._worth(outlooks)
 
     def _heads_cost(self, counts: Sequence[int]) -> float:
         """Return the time that it takes to make and to verify so many drafts of the target's heads."""
@@ -311,16 +312,6 @@ class _Search:
                 trial.ended, trial.lost = self._spent, 0.0
                 return count
         return best
-
-
-def _heads_count(outlook: Outlook, asked: Option, prices: Prices) -> int:
-    """Return the tokens that the target's heads should draft for the next round: none if another source is better."""
-    if not outlook.heads_chances:
-        return 0
-    expected = outlook.at_hand(prices, MAX_GUESSED, expecting_heads=True)
-    if expected.source is not DraftSource.HEADS or asked.count and outlook.prefers(asked, expected):
-        return 0
-    return expected.count
 
 
 def _shortest_of_best(goodputs: Sequence[float], current: int) -> int:

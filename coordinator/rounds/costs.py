@@ -39,10 +39,10 @@ REST_MOST = 200.0
 BENDS = (16, 64)
 """Tokens of a verify from which each costs more: a model reads its weights for few tokens as for one."""
 
-CONSTANT, DRAFTED, PROMPT, HEADS = "constant", "drafted", "prompt", "heads"
+CONSTANT, DRAFTED, PROMPT, CACHED, HEADS = "constant", "drafted", "prompt", "cached", "heads"
 OVER = tuple(f"over {bend}" for bend in BENDS)
 CALL, STEP, TOKEN, CAUGHT_UP = "call", "step", "token", "caught up"
-TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, HEADS)
+TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, CACHED, HEADS)
 CALL_PARTS = (CALL, STEP, TOKEN, CAUGHT_UP)
 """Parts of the target's own work, and of a call for drafts."""
 
@@ -52,6 +52,7 @@ FIRST = {
     OVER[0]: (0.0, 8.0),
     OVER[1]: (0.0, 32.0),
     PROMPT: (0.01, 20.0),
+    CACHED: (0.0, 4000.0),
     HEADS: (0.02, 2.0),
     CALL: (0.2, 1.0),
     STEP: (0.05, 4.0),
@@ -74,17 +75,25 @@ class RoundWork:
     draft_calls: Mapping[str, DraftCall] | None = None
     heads_count: int = 0
     """Tokens that the target's heads draft."""
+    cached_count: int = 0
+    """Tokens of the rows' texts, which the target has cached: a verify attends to all of them."""
 
     @staticmethod
     def of(report: RoundReport) -> "RoundWork":
-        rows, calls = len(report.rows), report.draft_calls
-        return RoundWork(rows, report.drafted_count, report.prompt_token_count, calls, report.heads_count)
+        return RoundWork(
+            len(report.rows),
+            report.drafted_count,
+            report.prompt_token_count,
+            report.draft_calls,
+            report.heads_count,
+            sum([len(row.generation.token_ids) for row in report.rows if row.generation]),
+        )
 
     def target_amounts(self) -> list[float]:
         """Return the amounts of `TARGET_PARTS`."""
         token_count = self.row_count + self.drafted_count
         over = [max(0, token_count - bend) for bend in BENDS]
-        return [1.0, self.drafted_count, self.prompt_count, *over, self.heads_count]
+        return [1.0, self.drafted_count, self.prompt_count, *over, self.cached_count, self.heads_count]
 
     @property
     def step_count(self) -> int:

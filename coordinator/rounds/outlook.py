@@ -7,6 +7,7 @@ accepted. It costs the seconds that it adds to the round, and a second is worth 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from operator import neg
 
 from coordinator.requests.generation import Generation
@@ -66,6 +67,18 @@ class Option:
 NO_OPTION = Option()
 
 
+@dataclass(frozen=True, slots=True)
+class HeadsUse:
+    """Drafts of the target's heads for the next round."""
+
+    count: int = 0
+    chance: float = 1.0
+    """Chance that they are used: 1 where they are the best source."""
+
+
+NO_HEADS = HeadsUse()
+
+
 @dataclass(slots=True)
 class Outlook:
     """What one generation can have."""
@@ -103,6 +116,22 @@ class Outlook:
             tokens = sum(chances)
             best = Option(len(chances), tokens, tokens - prices.drafted * len(chances), DraftSource.HEADS)
         return best
+
+    def heads_use(self, asked: Option, prices: Prices, most: int) -> "HeadsUse":
+        """Return what the target's heads should draft for the next round: nothing where other sources are better.
+
+        Another source's tokens are at hand in the next round only if all of them are right in this one.
+        """
+        if not self.heads_chances:
+            return NO_HEADS
+        expected = self.at_hand(prices, most, expecting_heads=True)
+        if asked.count and self.prefers(asked, expected):
+            return NO_HEADS
+        if expected.source is None or expected.source is DraftSource.HEADS:
+            return HeadsUse(expected.count)
+        chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
+        price = prices.drafted + prices.heads / chance if chance else inf
+        return HeadsUse(_worthwhile(self.heads_chances, price, most), chance)
 
     def _expected_chances(self) -> Mapping[DraftSource, Sequence[float]]:
         if not self.heads_chances:

@@ -55,6 +55,7 @@ class Promises:
         self._goodput = goodput
         self._best = best
         self._most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
+        self._cached_count = sum([len(one.generation.token_ids) for one in outlooks])
         self._views: dict[float, _View] = {}
 
     def all(self) -> list[Promise]:
@@ -93,10 +94,10 @@ class Promises:
     def _promise_at(self, view: _View, count: int) -> Promise:
         count_or_last = min(count, len(view.asked) - 1)
         options = view.taken[count_or_last]
-        work = work_of(options, expecting_heads=True)
+        work = self._work_of(options)
         if count != self._best and not work.draft_calls:
             options = with_trial(options, view.asked[count_or_last])
-            work = work_of(options, expecting_heads=True)
+            work = self._work_of(options)
         tokens = len(options) + sum([one.tokens for one in options])
         time = missed_time = 0.0
         for outlook, one in zip(self._outlooks, options, strict=True):
@@ -106,6 +107,11 @@ class Promises:
                 missed_time += missed
         time += self._costs.predict(work)
         return Promise(tokens, time, work.row_count + work.drafted_count, view.bend_count, missed_time)
+
+    def _work_of(self, options: Sequence[Option]) -> RoundWork:
+        work = work_of(options, expecting_heads=True)
+        work.cached_count = self._cached_count
+        return work
 
 
 def prices_of(costs: RoundCosts, goodput: float, bend_count: float) -> Prices:

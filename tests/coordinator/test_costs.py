@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.rounds.costs import BENDS, CALL, CAUGHT_UP, PROMPT, STEP, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CACHED, CALL, CAUGHT_UP, PROMPT, STEP, RoundCosts, RoundWork
 from coordinator.rounds.round_report import DraftCall
 
 MODEL = "draft"
@@ -108,3 +108,16 @@ def test_tokens_beyond_those_that_are_free_have_their_price() -> None:
         costs.fit()
     assert costs.drafted_price(0) < 0.25 * costs.drafted_price(1)
     assert costs.drafted_price(1) * costs.unit_s == pytest.approx(0.001, rel=0.2)
+
+
+def test_long_texts_are_not_taken_for_dear_drafts() -> None:
+    """Texts that copy their long prompts have more drafts: their rounds take longer for what they attend to."""
+    costs = RoundCosts(1)
+    rng = random.Random(4)
+    for _ in range(1500):
+        cached, count = rng.choice([(2000, 1), (8000, 4)])
+        count += rng.choice([0, 1])
+        costs.add(RoundWork(4, 4 * count, cached_count=cached), 0.005 + 0.0005 * cached / 1000 + 0.0001 * 4 * count)
+    costs.fit()
+    assert costs.drafted_price(0) * costs.unit_s == pytest.approx(0.0001, rel=0.5)  # without that price 0.00035
+    assert costs.price(CACHED) * costs.unit_s == pytest.approx(0.0005 / 1000, rel=0.1)

@@ -3,10 +3,13 @@
 from itertools import accumulate
 from operator import mul
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rounds.outlook import Drawn, Option, Outlook, Prices
+from coordinator.requests.guess import Guess
+from coordinator.rounds.outlook import NO_HEADS, Drawn, Option, Outlook, Prices
+from paceline.types import DraftSource
 from tests.fakes.draft_worlds import group_of
 
 MOST = 6
@@ -38,3 +41,30 @@ def test_a_row_asks_at_each_count_for_what_it_asks_for_with_that_count_alone(
     assert [asks[min(count, len(asks) - 1)] for count in range(MOST + 1)] == [
         outlook.asked(prices, count) for count in range(MOST + 1)
     ]
+
+
+def with_guess(*chances: float) -> Outlook:
+    """A row that copies, with these chances of each token, of a target whose heads are right by 0.7, 0.5 and 0.3."""
+    (generation,) = group_of(1)
+    guess = Guess(tuple(range(len(chances))), 8, (1.0,) * len(chances))
+    return Outlook(generation, {DraftSource.SUFFIX: guess}, {DraftSource.SUFFIX: chances}, {}, 20.0, (0.7, 0.5, 0.3))
+
+
+@pytest.mark.parametrize(
+    ("chances", "use"),
+    [
+        pytest.param((0.9, 0.8, 0.6), (2, 0.4), id="a copy that ends or not"),
+        pytest.param((0.99, 0.98, 0.97), (0, 0.03), id="a copy that goes on"),
+        pytest.param((0.1,), (2, 1.0), id="a copy that is worse"),
+    ],
+)
+def test_heads_draft_beside_a_copy_as_far_as_it_is_likely_to_end(
+    chances: tuple[float, ...], use: tuple[int, float]
+) -> None:
+    found = with_guess(*chances).heads_use(Option(), Prices(drafted=0.2, heads=0.1), MOST)
+    assert (found.count, found.chance) == pytest.approx(use)
+
+
+def test_heads_draft_nothing_for_a_row_that_asks_a_better_draft_service() -> None:
+    asked = Option(3, 2.5, 2.4, DraftSource.DRAFT, "draft")
+    assert with_guess(0.9, 0.8, 0.6).heads_use(asked, Prices(drafted=0.2, heads=0.1), MOST) == NO_HEADS
