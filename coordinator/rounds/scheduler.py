@@ -24,6 +24,7 @@ from coordinator.rounds.round import RoundLimits, run_round, time_left_s
 from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.rounds.turns import Turns
 from coordinator.rounds.wishes import Wish
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
@@ -81,6 +82,7 @@ class Scheduler:
         self._residency = residency
         self._others = others
         self._way = Way()
+        self._turns = Turns(lanes)
         self._is_relieving = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
@@ -268,8 +270,9 @@ class Scheduler:
         if report.draft_error is None:
             # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
             # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
-            own_s = max(0.0, report.duration_s - report.others_s)
-            groups.planner.observe(wishes, report, waited_s + own_s)
+            own_s = waited_s + max(0.0, report.duration_s - report.others_s)
+            turn_s = self._turns.ended(self._clock(), own_s)
+            groups.planner.observe(wishes, report, turn_s if self._way.is_near else own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

@@ -50,5 +50,8 @@ class DraftPlanner(Protocol):
         ...
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
-        """Learn from a round that ran with `wishes`; `cycle_s` is its time since its rows were ready."""
+        """Learn from a round that ran with `wishes`.
+
+        `cycle_s` is the time in which all lanes run one; where services are far, the time since its rows were ready.
+        """
         ...
