@@ -2,8 +2,8 @@
 
 There groups wait for whoever computes. So a row's time from round to round doubles where two groups take turns, and
 halves when one of them ends, though no round takes any longer. A planner therefore learns from the time from one end of
-a round to the next, of as many rounds as there are lanes: it is the same for any number of groups. Knows nothing of what
-is done in that time.
+a round to the next, of as many rounds as there are lanes: it is the same for any number of groups. Knows nothing of
+what is done in that time.
 """
 
 from collections import deque
