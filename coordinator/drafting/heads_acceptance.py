@@ -26,10 +26,14 @@ class HeadsAcceptance:
         self._places = PlaceAcceptance(most, PRIOR_RATE)
         self._given = 1.0
         """Share of the tokens that they were asked for of late which they gave."""
+        self._chances: list[float] | None = None
+        """What `chances` returns until something is learned: each row asks."""
 
     def chances(self) -> list[float]:
         """Return the chance that their first 1, 2, ... drafts are all right, once they are given."""
-        return self._places.survival()
+        if self._chances is None:
+            self._chances = self._places.survival()
+        return self._chances
 
     def expected_chances(self) -> list[float]:
         """Return the same for drafts that they would be asked for."""
@@ -38,6 +42,7 @@ class HeadsAcceptance:
     def age(self) -> None:
         """Let a round pass."""
         self._places.age()
+        self._chances = None
 
     def take_in(self, drafted: HeadsDraft) -> None:
         """Learn from what they gave of what they were asked for."""
@@ -49,3 +54,4 @@ class HeadsAcceptance:
         pairs = list(zip(token_ids, committed, strict=False))
         right = takewhile(lambda pair: pair[0] == pair[1], pairs)
         self._places.add(sum(1 for _ in right), len(pairs))
+        self._chances = None
