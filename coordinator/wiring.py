@@ -44,6 +44,7 @@ from coordinator.rounds.round import RoundLimits
 from coordinator.rounds.scheduler import Others, Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.rounds.turns import Turns
 from coordinator.rounds.wishes import DraftPlanner
 from paceline.errors import StartupError
 from paceline.process.instruments import Instruments
@@ -249,7 +250,7 @@ def _grouping(settings: CoordinatorSettings, target: ModelDescription) -> Groupi
 
 def _groups(settings: CoordinatorSettings, target: ModelDescription, size: int, lanes: int) -> Groups:
     planner = GuardedPlanner(_planner(settings, target, lanes))
-    return Groups(size, planner, DraftWorth(lanes, planner.leeway))
+    return Groups(size, planner, DraftWorth(lanes, planner.leeway), Turns(lanes))
 
 
 def _planner(settings: CoordinatorSettings, target: ModelDescription, lanes: int) -> DraftPlanner:

@@ -215,10 +215,10 @@ class _Search:
         """Return the tokens that the target's heads should draft for the next round of each row."""
         if not any(one.heads_chances for one in outlooks):
             return [0] * len(outlooks)
-        uses = [one.heads_use(ask, prices, MAX_GUESSED) for one, ask in zip(outlooks, asked, strict=True)]
+        uses = [one.heads_use(ask, prices, MAX_GUESSED, self._count) for one, ask in zip(outlooks, asked, strict=True)]
         counts = [use.count for use in uses]
-        if any(use.count and use.chance == 1.0 for use in uses):
-            is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, uses) - self._heads_cost(counts))
+        if any(use.are_best for use in uses):
+            is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, uses) - self._heads_cost(uses))
             return [0] * len(counts) if is_due else counts
         is_first = not self._goodput and any(ask.count for ask in asked)
         if any(counts) or is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
@@ -226,7 +226,7 @@ class _Search:
         most = [len(one.heads_chances) for one in outlooks]
         # Where a draft service is asked, its drafts save already what the heads' would.
         useful = [NO_HEADS if ask.count else HeadsUse(count) for ask, count in zip(asked, most, strict=True)]
-        loss = self._heads_cost(most) - self._saved_by_heads(outlooks, useful)
+        loss = self._heads_cost([HeadsUse(count) for count in most]) - self._saved_by_heads(outlooks, useful)
         return most if any(most) and self._heads_trials.is_due(loss) else counts
 
     def _saved_by_heads(self, outlooks: Sequence[Outlook], uses: Sequence[HeadsUse]) -> float:
@@ -234,9 +234,10 @@ class _Search:
         tokens = [use.chance * sum(one.heads_chances[: use.count]) for one, use in zip(outlooks, uses, strict=True)]
         return sum(tokens) / self._worth(outlooks)
 
-    def _heads_cost(self, counts: Sequence[int]) -> float:
-        """Return the time that it takes to make and to verify so many drafts of the target's heads."""
-        return sum(counts) * (self._costs.price(HEADS) + self._costs.drafted_price(self._bend_count))
+    def _heads_cost(self, uses: Sequence[HeadsUse]) -> float:
+        """Return the time that it takes to make these drafts of the target's heads, and to verify those in use."""
+        made = sum(use.count for use in uses) * self._costs.price(HEADS)
+        return made + sum(use.chance * use.count for use in uses) * self._costs.drafted_price(self._bend_count)
 
     def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
         self._costs.add(work, cycle_s)

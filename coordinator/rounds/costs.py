@@ -1,9 +1,9 @@
 """What the parts of a round cost, learned from the times of whole rounds.
 
-Owns seconds only; knows nothing of acceptance. A round's time is that of its whole cycle, so the cost of a part
-includes every effect it has: lanes that overlap, cores that two models want. The time is taken as a sum of parts, each
-with a price that is not negative; prices are fitted by weighted least squares which forget. What a sum of parts cannot
-show, such as steps in the time of a pass, is kept beside it, by the draft count.
+Owns seconds only; knows nothing of acceptance. A round's time is that of its whole cycle (see `DraftPlanner.observe`),
+so the cost of a part includes every effect it has: lanes that overlap, cores that two models want. The time is taken as
+a sum of parts, each with a price that is not negative; prices are fitted by weighted least squares which forget. What a
+sum of parts cannot show, such as steps in the time of a pass, is kept beside it, by the draft count.
 """
 
 from collections import deque

@@ -73,7 +73,11 @@ class HeadsUse:
 
     count: int = 0
     chance: float = 1.0
-    """Chance that they are used: 1 where they are the best source."""
+    """Chance that they are used: 1 where no other source is better now."""
+
+    @property
+    def are_best(self) -> bool:
+        return self.count > 0 and self.chance == 1.0
 
 
 NO_HEADS = HeadsUse()
@@ -117,10 +121,11 @@ class Outlook:
             best = Option(len(chances), tokens, tokens - prices.drafted * len(chances), DraftSource.HEADS)
         return best
 
-    def heads_use(self, asked: Option, prices: Prices, most: int) -> "HeadsUse":
+    def heads_use(self, asked: Option, prices: Prices, most: int, ask_count: int = 0) -> HeadsUse:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.
 
-        Another source's tokens are at hand in the next round only if all of them are right in this one.
+        Another source's tokens are at hand in the next round only if all of them are right in this one. If not, draft
+        services may be asked for `ask_count` tokens then, as this round asks them for `asked`.
         """
         if not self.heads_chances:
             return NO_HEADS
@@ -131,7 +136,10 @@ class Outlook:
             return HeadsUse(expected.count)
         chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
         price = prices.drafted + prices.heads / chance if chance else inf
-        return HeadsUse(_worthwhile(self.heads_chances, price, most), chance)
+        count = _worthwhile(self.heads_chances, price, most)
+        tokens = sum(self.heads_chances[:count])
+        heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
+        return NO_HEADS if self.prefers(self.asked(prices, ask_count), heads) else HeadsUse(count, chance)
 
     def _expected_chances(self) -> Mapping[DraftSource, Sequence[float]]:
         if not self.heads_chances:

@@ -24,7 +24,6 @@ from coordinator.rounds.round import RoundLimits, run_round, time_left_s
 from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
-from coordinator.rounds.turns import Turns
 from coordinator.rounds.wishes import Wish
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
@@ -82,7 +81,6 @@ class Scheduler:
         self._residency = residency
         self._others = others
         self._way = Way()
-        self._turns = Turns(lanes)
         self._is_relieving = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
@@ -186,6 +184,7 @@ class Scheduler:
         with costs.in_flight() as in_flight_count:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, list(drafters))
+            is_alone = self._lane_count(groups) == 1
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,
@@ -193,12 +192,12 @@ class Scheduler:
                     self._target,
                     self._limits,
                     draft_worth_s=groups.draft_worth.seconds,
-                    is_alone=self._lane_count(groups) == 1,
+                    is_alone=is_alone,
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
                 record(report)
-            self._learn(groups, wishes, report, sum(waits_s) / len(waits_s))
+            self._learn(groups, wishes, report, sum(waits_s) / len(waits_s), is_alone=is_alone)
             costs.add(report, in_flight_count, self._clock() - began_s)
         return report
 
@@ -260,19 +259,27 @@ class Scheduler:
             generation.fail(error)
         self.retire([generation])
 
-    def _learn(self, groups: Groups, wishes: Mapping[Generation, Wish], report: RoundReport, waited_s: float) -> None:
+    def _learn(
+        self,
+        groups: Groups,
+        wishes: Mapping[Generation, Wish],
+        report: RoundReport,
+        waited_s: float,
+        *,
+        is_alone: bool,
+    ) -> None:
         self.statistics.count_report(report)
         if self._grouping.observe(report.verify.executed_s, report.target_worked_s, report.duration_s):
             log.info("whether the target works for others changed", target=self._address, now=self._grouping.is_shared)
         groups.draft_worth.observe(report)
         self._way.called(report.propose.wire_s + report.verify.wire_s)
         self._way.took(report.duration_s)
+        # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
+        # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
+        own_s = waited_s + max(0.0, report.duration_s - report.others_s)
+        turn_s = groups.turns.ended(self._clock(), own_s, report.others_s)
         if report.draft_error is None:
-            # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
-            # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
-            own_s = waited_s + max(0.0, report.duration_s - report.others_s)
-            turn_s = self._turns.ended(self._clock(), own_s)
-            groups.planner.observe(wishes, report, turn_s if self._way.is_near else own_s)
+            groups.planner.observe(wishes, report, turn_s if is_alone else own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

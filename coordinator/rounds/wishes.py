@@ -52,6 +52,7 @@ class DraftPlanner(Protocol):
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         """Learn from a round that ran with `wishes`.
 
-        `cycle_s` is the time in which all lanes run one; where services are far, the time since its rows were ready.
+        `cycle_s` is its time since its rows were ready, in which each lane runs one; where one lane runs, the time of
+        as many rounds as there may be lanes.
         """
         ...

@@ -17,9 +17,10 @@ def test_two_groups_that_take_turns_and_one_that_is_left_have_equal_rounds() -> 
     assert in_turn == alone == pytest.approx([2, 2, 2, 2])
 
 
-def test_rounds_side_by_side_share_their_time() -> None:
-    """Each is ready when it ended, and takes 3 s; one of them ends each 1 s or 2 s."""
-    assert seconds((0, 3), (1, 4), (3, 6), (4, 7), (6, 9))[2:] == pytest.approx([3, 3, 3])
+def test_work_for_other_coordinators_is_no_part_of_a_round() -> None:
+    """Two groups in turn take 1 s each, and others 3 s amid each round."""
+    turns = Turns(2)
+    assert [turns.ended(end_s, 1 if end_s == 4 else 5, 3) for end_s in (4, 8, 12)] == pytest.approx([2, 2, 2])
 
 
 def test_time_without_rows_is_not_counted() -> None:
