@@ -1,7 +1,7 @@
 """The real loop over fake services: the output is the target's own whatever the draft does."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.requests.generation import Generation
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.policies import POLICIES
 from coordinator.rounds.residency import Residency
+from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.scheduler import Scheduler
+from coordinator.rounds.wishes import Wish
+from coordinator.wiring import Clocks
 from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     PAPER_POLICIES,
@@ -32,7 +36,7 @@ from paceline.types import (
     VerifyRow,
 )
 from tests.coordinators import MODEL, SERVED, admission, collect, generate_all, prompts, scheduling, submit
-from tests.fakes.model_services import CHUNK_TOKENS, FakeDrafter, FakeVerifier, continuation
+from tests.fakes.model_services import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier, continuation
 
 
 async def run_and_compare(
@@ -104,6 +108,46 @@ async def test_as_many_groups_are_in_flight_as_the_planner_has_lanes(monkeypatch
             outputs = await generate_all(admission, scheduler, prompts(8, lanes), 30)
             assert outputs == [continuation(prompt, 30) for prompt in prompts(8, lanes)]
             assert verifier.most == lanes
+
+
+class _Told(FixedPlanner):
+    """A planner of one lane that remembers how long rounds took."""
+
+    def __init__(self) -> None:
+        super().__init__(0, lanes=1)
+        self.cycles_s: list[float] = []
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
+        super().observe(wishes, report, cycle_s)
+        self.cycles_s.append(cycle_s)
+
+
+class _Ticking(FakeVerifier):
+    """Takes a second for each call."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        self._clock.advance(1.0)
+        return await super().verify(rows, timeout_s)
+
+
+@pytest.mark.parametrize("group_count", [1, 2])
+async def test_planners_are_told_the_same_time_of_rounds_whether_groups_take_turns_or_one_is_alone(
+    group_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row's time from round to round doubles with the second group: prices learned of both fitted neither."""
+    planner, clock = _Told(), Clock()
+    monkeypatch.setattr("coordinator.wiring.FixedPlanner", lambda *count, **lanes: planner)
+    verifier = _Ticking(clock)
+    async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=2, draft_count=0, clocks=Clocks(clock)) as (
+        admission,
+        scheduler,
+    ):
+        await generate_all(admission, scheduler, prompts(4 * group_count, 1), 30)
+    assert planner.cycles_s[2:] == pytest.approx([2.0] * (len(planner.cycles_s) - 2))
 
 
 @pytest.mark.parametrize(
