@@ -171,8 +171,9 @@ class _Search:
         self.rounds_left -= 1
         prices = prices_of(self._costs, self._worth(outlooks), self._bend_count)
         at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
-        asked = self._asked(outlooks, at_hand, prices) if self._count else [NO_OPTION] * len(outlooks)
-        heads_counts = self._heads_counts(outlooks, asked, prices)
+        asks = [one.asked(prices, self._count) if self._count else NO_OPTION for one in outlooks]
+        asked = self._asked(outlooks, asks, at_hand) if self._count else asks
+        heads_counts = self._heads_counts(outlooks, asks, asked, prices)
         return {
             one.generation: one.wish(ask, own, heads_count)
             for one, ask, own, heads_count in zip(outlooks, asked, at_hand, heads_counts, strict=True)
@@ -182,15 +183,16 @@ class _Search:
         """Return the tokens that a unit of time is worth. At first a group makes one a row in a plain round."""
         return self._goodput or len(outlooks)
 
-    def _asked(self, outlooks: Sequence[Outlook], at_hand: Sequence[Option], prices: Prices) -> Sequence[Option]:
-        """Return what to ask draft services for in this round, for each row."""
-        asked = [one.asked(prices, self._count) for one in outlooks]
+    def _asked(
+        self, outlooks: Sequence[Outlook], asks: Sequence[Option], at_hand: Sequence[Option]
+    ) -> Sequence[Option]:
+        """Return what to ask draft services for in this round, for each row; `asks` is the best that they have."""
         chosen = [
             ask if outlook.prefers(ask, own) else NO_OPTION
-            for outlook, ask, own in zip(outlooks, asked, at_hand, strict=True)
+            for outlook, ask, own in zip(outlooks, asks, at_hand, strict=True)
         ]
         if not any(ask.count for ask in chosen):
-            return chosen if self._count == self._best else with_trial(chosen, asked)
+            return chosen if self._count == self._best else with_trial(chosen, asks)
         if self._count == self._best and self._is_better_without_call(outlooks, chosen, at_hand):
             return [NO_OPTION] * len(outlooks)
         return chosen
@@ -211,11 +213,16 @@ class _Search:
         without = work_of(at_hand)
         return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
 
-    def _heads_counts(self, outlooks: Sequence[Outlook], asked: Sequence[Option], prices: Prices) -> list[int]:
+    def _heads_counts(
+        self, outlooks: Sequence[Outlook], asks: Sequence[Option], asked: Sequence[Option], prices: Prices
+    ) -> list[int]:
         """Return the tokens that the target's heads should draft for the next round of each row."""
         if not any(one.heads_chances for one in outlooks):
             return [0] * len(outlooks)
-        uses = [one.heads_use(ask, prices, MAX_GUESSED, self._count) for one, ask in zip(outlooks, asked, strict=True)]
+        uses = [
+            one.heads_use(chosen, ask, prices, MAX_GUESSED)
+            for one, chosen, ask in zip(outlooks, asked, asks, strict=True)
+        ]
         counts = [use.count for use in uses]
         if any(use.are_best for use in uses):
             is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, uses) - self._heads_cost(uses))

@@ -121,11 +121,11 @@ class Outlook:
             best = Option(len(chances), tokens, tokens - prices.drafted * len(chances), DraftSource.HEADS)
         return best
 
-    def heads_use(self, asked: Option, prices: Prices, most: int, ask_count: int = 0) -> HeadsUse:
+    def heads_use(self, asked: Option, ask: Option, prices: Prices, most: int) -> HeadsUse:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.
 
         Another source's tokens are at hand in the next round only if all of them are right in this one. If not, draft
-        services may be asked for `ask_count` tokens then, as this round asks them for `asked`.
+        services may be asked for `ask` then, as this round asks them for `asked`.
         """
         if not self.heads_chances:
             return NO_HEADS
@@ -139,7 +139,7 @@ class Outlook:
         count = _worthwhile(self.heads_chances, price, most)
         tokens = sum(self.heads_chances[:count])
         heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
-        return NO_HEADS if self.prefers(self.asked(prices, ask_count), heads) else HeadsUse(count, chance)
+        return NO_HEADS if self.prefers(ask, heads) else HeadsUse(count, chance)
 
     def _expected_chances(self) -> Mapping[DraftSource, Sequence[float]]:
         if not self.heads_chances:

@@ -61,18 +61,18 @@ def with_guess(*chances: float) -> Outlook:
 def test_heads_draft_beside_a_copy_as_far_as_it_is_likely_to_end(
     chances: tuple[float, ...], use: tuple[int, float]
 ) -> None:
-    found = with_guess(*chances).heads_use(Option(), Prices(drafted=0.2, heads=0.1), MOST)
+    found = with_guess(*chances).heads_use(Option(), Option(), Prices(drafted=0.2, heads=0.1), MOST)
     assert (found.count, found.chance) == pytest.approx(use)
 
 
 def test_heads_draft_nothing_for_a_row_that_asks_a_better_draft_service() -> None:
     asked = Option(3, 2.5, 2.4, DraftSource.DRAFT, "draft")
-    assert with_guess(0.9, 0.8, 0.6).heads_use(asked, Prices(drafted=0.2, heads=0.1), MOST) == NO_HEADS
+    assert with_guess(0.9, 0.8, 0.6).heads_use(asked, asked, Prices(drafted=0.2, heads=0.1), MOST) == NO_HEADS
 
 
 def test_heads_draft_nothing_beside_a_copy_where_a_better_draft_service_is_asked_once_it_ends() -> None:
     copying = with_guess(0.9, 0.8, 0.6)
     copying.drawn = {"draft": drawn([0.9] * MOST, 0)}
     prices = Prices(drafted=0.2, heads=0.1)
-    assert copying.heads_use(Option(), prices, MOST, ask_count=4) == NO_HEADS
-    assert copying.heads_use(Option(), prices, MOST).count == 2
+    assert copying.heads_use(Option(), copying.asked(prices, 4), prices, MOST) == NO_HEADS
+    assert copying.heads_use(Option(), copying.asked(prices, 0), prices, MOST).count == 2

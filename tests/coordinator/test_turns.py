@@ -1,4 +1,4 @@
-"""The time that planners learn from: the same whether groups take turns, run side by side, or one is left."""
+"""The time that planners learn from: the same whether groups take turns in one lane or one is left."""
 
 import pytest
 
