@@ -21,7 +21,9 @@ from paceline.wire.status import ErrorInterceptor
 log = structlog.get_logger()
 
 _OPTIONS = [
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Callers may ping so often, with calls or without; gRPC would end connections with pings under 5 minutes apart.
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000

@@ -31,6 +31,8 @@ class Proxy:
         self.connection_count = 0
         """Connections let through; from then on `cut` breaks them."""
         self.cut_count = 0
+        self.chunk_count = 0
+        """Pieces that came from either side."""
 
     def lead_to(self, address: str) -> None:
         """Forward new connections to this address from now on."""
@@ -74,6 +76,7 @@ class Proxy:
         now_s = asyncio.get_running_loop().time
         with suppress(OSError):
             while content := await source.read(CHUNK_BYTES):
+                self.chunk_count += 1
                 await under_way.put((now_s() + self._delay_s, content))
         await under_way.put((0.0, b""))
 

@@ -1,15 +1,28 @@
 """Channels: how they find the way to a peer."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import paceline
 from paceline.errors import StartupError
 from paceline.wire import ServerOptions, open_channel, running_server
 from paceline.wire.ports import Listening, bound
 from paceline.wire.reopening import ReopeningChannel
+
+
+def test_grpc_knows_every_option_that_is_set() -> None:
+    """It takes others in silence: servers ended connections for pings that they were to allow."""
+    library = Path(cygrpc.__file__).read_bytes()
+    sources = [one.read_text() for one in Path(paceline.__file__).parent.rglob("*.py")]
+    names = {name for text in sources for name in re.findall(r'"(grpc\.[a-z0-9_.]+)"', text)}
+    assert len(names) > 10
+    assert [name for name in sorted(names) if name.encode() not in library] == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])

@@ -19,6 +19,7 @@ from paceline.wire import (
     Exchanges,
     ServerOptions,
     answered,
+    channel,
     open_channel,
     running_server,
     server,
@@ -482,6 +483,23 @@ async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pyt
         proxy.stall()
         await until(lambda: servicer.cancelled_count == 1)
         held.cancel()
+
+
+async def test_a_request_that_waits_longer_than_many_pings_keeps_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The server's option had a name that gRPC does not know: a connection without data ended after some minutes."""
+    least, often = {10_000: 1}, {"grpc.keepalive_time_ms": 50, "grpc.http2.max_pings_without_data": 0}
+    monkeypatch.setattr(server, "_OPTIONS", [(name, least.get(value, value)) for name, value in server._OPTIONS])
+    monkeypatch.setattr(channel, "_OPTIONS", [*(dict(channel._OPTIONS) | often).items()])
+    async with serving() as (servicer, address), running_proxy(address) as proxy, exchange_with(proxy.address) as one:
+        held = asyncio.create_task(ask(one, "held"))
+        await servicer.entered.wait()
+        sent = proxy.chunk_count
+        await until(lambda: held.done() or proxy.chunk_count >= sent + 12)
+        servicer.go_on.set()
+        assert await held == "held"
+        assert (servicer.stream_count, proxy.connection_count) == (1, 1)
 
 
 @pytest.mark.review
