@@ -25,6 +25,6 @@ class DraftSettings(ModelServiceSettings):
     quantization: Literal["auto", "none", "int8", "w8a8"] = Field(
         default="auto",
         description="int8: products have weights of int8 with a scale for each column, made at load, for plain "
-        "decoders; w8a8: rows are rounded to int8 too, on processors with AVX512-VNNI alone; none: weights are of "
+        "decoders; w8a8: rows are rounded to int8 too, on x86 processors with AVX2 alone; none: weights are of "
         "--dtype; auto: on a CPU what is fastest of these, as measured at load; on a GPU none",
     )

@@ -37,7 +37,7 @@ def rounds_rows_here() -> bool:
     return can_pack(QuantizedWeight.of(torch.ones(16, 16), rounds_rows=True))
 
 
-NEEDS_VNNI = pytest.mark.skipif(not rounds_rows_here(), reason="needs AVX512-VNNI and the kernels")
+NEEDS_ROUNDED_ROWS = pytest.mark.skipif(not rounds_rows_here(), reason="needs AVX2 and the kernels")
 
 
 def built_suffixes() -> Library:

@@ -130,7 +130,7 @@ class ClusterFlags(PairFlags):
         Literal["none", "int8", "w8a8"] | None,
         typer.Option(
             help="int8: the target's products have weights of int8, made at load; its output is that of the "
-            "rounded weights. w8a8: their rows are rounded too, on processors with AVX512-VNNI. Unset: none."
+            "rounded weights. w8a8: their rows are rounded too, on x86 processors with AVX2. Unset: none."
         ),
     ]
     layout: Annotated[

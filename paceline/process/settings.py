@@ -36,8 +36,8 @@ MODEL = (
 
 QUANTIZATION = (
     "int8: products have weights of int8 with a scale for each column, made at load, for plain decoders; output is "
-    "then that of the rounded weights; w8a8: rows are rounded to int8 too, which is faster, on processors with "
-    "AVX512-VNNI alone; none: weights are of --dtype"
+    "then that of the rounded weights; w8a8: rows are rounded to int8 too, which is faster, on x86 "
+    "processors with AVX2 alone; none: weights are of --dtype"
 )
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 

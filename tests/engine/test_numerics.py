@@ -32,7 +32,7 @@ from tests.cluster.test_exactness import generate, shared_requests
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.model_services import describe
-from tests.tools import NEEDS_VNNI, built_kernels
+from tests.tools import NEEDS_ROUNDED_ROWS, built_kernels
 
 STRICT = EngineOptions(kv_memory="16MiB", numerics="strict")
 
@@ -47,7 +47,7 @@ def logits(runner: Runner, row: PackedRow, *neighbours: PackedRow) -> torch.Tens
     ("dtype", "quantization"),
     [
         *(("bfloat16", "none"), ("float16", "none"), ("float32", "none"), ("bfloat16", "int8"), ("float32", "int8")),
-        pytest.param("float32", "w8a8", marks=NEEDS_VNNI),
+        pytest.param("float32", "w8a8", marks=NEEDS_ROUNDED_ROWS),
     ],
 )
 @pytest.mark.parametrize("family", FAMILIES)
@@ -117,7 +117,7 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
     [
         ("bfloat16", "none"),
         pytest.param("bfloat16", "int8", marks=pytest.mark.long),
-        pytest.param("float32", "w8a8", marks=NEEDS_VNNI),
+        pytest.param("float32", "w8a8", marks=NEEDS_ROUNDED_ROWS),
     ],
 )
 async def test_the_built_in_pair_where_numbers_are_rounded_equals_plain_decoding_alone_without_flags(

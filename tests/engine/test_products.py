@@ -23,6 +23,11 @@ def ways() -> list[tuple[torch.dtype, str]]:
     return found
 
 
+def ways_of_rounded_rows() -> list[str]:
+    """Return the ways to multiply rows that are rounded to int8; skip the test where there are none."""
+    return [way for dtype, way in ways() if dtype == torch.uint8] or pytest.skip("needs AVX2")
+
+
 def as_weight(weight: torch.Tensor, dtype: torch.dtype) -> tuple[Weight, torch.Tensor]:
     """Return a weight of this dtype and the numbers that it stands for."""
     if dtype in (torch.int8, torch.uint8):
@@ -117,24 +122,34 @@ def test_what_is_multiplied_by_int8_here(dtype: torch.dtype, size: int, fits: bo
 
 @pytest.mark.parametrize(("size", "fits"), [(48, True), (36, False), (1 << 16, True), ((1 << 16) + 16, False)])
 def test_what_is_multiplied_by_rounded_rows_here(size: int, fits: bool) -> None:
-    has_way = any(way == "int8 rows" for _, way in ways())
+    has_way = any(dtype == torch.uint8 for dtype, _ in ways())
     assert can_pack(QuantizedWeight.of(torch.ones(3, size), rounds_rows=True)) == (fits and has_way)
 
 
 def test_the_largest_sums_of_rounded_rows_are_whole() -> None:
     size = 1 << 16
-    if not can_pack(weight := QuantizedWeight.of(torch.ones(1, size), rounds_rows=True)):
-        pytest.skip("needs AVX512-VNNI")
-    assert PackedWeight(weight, None)(torch.ones(1, size)).item() == pytest.approx(size, rel=1e-6)
-    assert PackedWeight(weight, None)(-torch.ones(1, size)).item() == pytest.approx(-size, rel=1e-6)
+    weight = QuantizedWeight.of(torch.ones(1, size), rounds_rows=True)
+    for way in ways_of_rounded_rows():
+        multiply = PackedWeight(weight, None, way)
+        assert multiply(torch.ones(1, size)).item() == pytest.approx(size, rel=1e-6)
+        assert multiply(-torch.ones(1, size)).item() == pytest.approx(-size, rel=1e-6)
 
 
 def test_a_row_of_zeros_or_of_tiny_numbers_gives_the_bias() -> None:
     weight, bias = QuantizedWeight.of(numbers(20, 64, seed=1), rounds_rows=True), numbers(20, seed=2)
-    if not can_pack(weight):
-        pytest.skip("needs AVX512-VNNI")
-    for row in (torch.zeros(1, 64), torch.full((1, 64), 1e-40)):
-        torch.testing.assert_close(PackedWeight(weight, bias)(row), bias[None])
+    for way, row in product(ways_of_rounded_rows(), (torch.zeros(1, 64), torch.full((1, 64), 1e-40))):
+        torch.testing.assert_close(PackedWeight(weight, bias, way)(row), bias[None])
+
+
+@pytest.mark.parametrize(("column_count", "size"), [(40, 64), (48, 8256)])
+def test_all_ways_to_multiply_rounded_rows_give_the_same_bits(column_count: int, size: int) -> None:
+    """Replicas on processors with AVX512-VNNI and without answer alike."""
+    weight = QuantizedWeight.of(numbers(column_count, size, seed=1), rounds_rows=True)
+    rows, bias = numbers(70, size, seed=2), numbers(column_count, seed=3)
+    found = [PackedWeight(weight, bias, way)(rows) for way in ways_of_rounded_rows()]
+    sums = rounded_rows(rows).double() @ weight.dequantized().double().T + bias
+    torch.testing.assert_close(found[0].double(), sums, rtol=1e-5, atol=1e-4)
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def test_rows_beside_int8_are_rounded_to_the_dtype_that_the_weight_had() -> None:

@@ -28,7 +28,7 @@ from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, requests
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
-from tests.tools import NEEDS_VNNI, built_kernels
+from tests.tools import NEEDS_ROUNDED_ROWS, built_kernels
 
 
 @given(column_count=st.integers(1, 20), size=st.integers(1, 40), exponent=st.integers(-20, 20), seed=st.integers(0, 99))
@@ -157,11 +157,11 @@ def test_rows_are_rounded_by_compiled_products_or_the_start_is_refused(
     """Dequantised weights would be another function than that of replicas that do round rows."""
     if dtype == "float32":  # in float16 kernels multiply nothing
         monkeypatch.setattr("paceline.engine.model.loader.find_backend", lambda device: backend.Backend())
-    with pytest.raises(StartupError, match=r"--quantization w8a8 cannot be had .*AVX512-VNNI.* int8 or none"):
+    with pytest.raises(StartupError, match=r"--quantization w8a8 cannot be had .*AVX2.* int8 or none"):
         load_model(str(pairs["Llama"].target), dtype, quantization="w8a8")
 
 
-@NEEDS_VNNI
+@NEEDS_ROUNDED_ROWS
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 def test_passes_round_rows_as_a_module_does_that_rounds_them(family: str, tmp_path: Path) -> None:
     model = write_model(tmp_path, family)

@@ -32,7 +32,7 @@ from target_service import __main__ as target_service
 from target_service.config import TargetSettings
 from tests.checkpoints import write_model
 from tests.conftest import PairOfCheckpoints
-from tests.tools import NEEDS_VNNI, built_kernels, rounds_rows_here
+from tests.tools import NEEDS_ROUNDED_ROWS, built_kernels, rounds_rows_here
 
 OPTIONS = EngineOptions("1MiB")
 FULL, HALF = WeightFormat(torch.float32), WeightFormat(torch.bfloat16)
@@ -67,7 +67,7 @@ def test_the_fastest_format_is_taken_whatever_its_name(
         ("float32", "none", {FULL}),
         ("bfloat16", "int8", {HALF_INT8}),
         ("float32", "int8", {FULL_INT8}),
-        pytest.param("auto", "w8a8", {FULL_W8A8, HALF_W8A8}, marks=NEEDS_VNNI),
+        pytest.param("auto", "w8a8", {FULL_W8A8, HALF_W8A8}, marks=NEEDS_ROUNDED_ROWS),
     ],
 )
 def test_an_explicit_dtype_or_quantization_is_obeyed(
@@ -168,7 +168,7 @@ def test_of_a_large_draft_few_products_are_tried(
     assert (head.weights[0].shape[0], head.share) == (32, 32 / 320)
 
 
-@NEEDS_VNNI
+@NEEDS_ROUNDED_ROWS
 def test_a_format_that_cannot_multiply_rows_of_some_size_is_not_chosen(
     times: dict[WeightFormat, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

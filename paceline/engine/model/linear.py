@@ -82,7 +82,7 @@ def take(*layers: Any, backend: Backend, packed_bytes: int, order: torch.Tensor 
         if weight.rounds_rows:
             raise StartupError(
                 f"--quantization w8a8 cannot be had here of a weight of {weight.dtype} whose rows have "
-                f"{weight.numbers.shape[1]} numbers: it takes a CPU with AVX512-VNNI and the compiled kernels, float32 "
+                f"{weight.numbers.shape[1]} numbers: it takes an x86 CPU with AVX2 and the compiled kernels, float32 "
                 "or bfloat16, and multiples of 16; start with --quantization int8 or none"
             )
         weight = weight.dequantized()

@@ -119,6 +119,12 @@ struct Vectors {
     INLINE Floats bytes_of(Bits words, int place) {
         return __builtin_convertvector(reinterpret_cast<Ints>(words << (24 - 8 * place)) >> 24, Floats);
     }
+    // Of each four, the second after the third.
+    INLINE Halves seconds_last(Halves halves) { return swapped(halves, std::make_integer_sequence<int, LANES>()); }
+    template <int... LANE>
+    INLINE Halves swapped(Halves halves, std::integer_sequence<int, LANE...>) {
+        return __builtin_shufflevector(halves, halves, ((LANE & ~3) + LANE % 2 * 2 + LANE / 2 % 2)...);
+    }
     // Rounds to the nearest, ties to even; NaN stays NaN.
     INLINE void store(Half *to, Floats values) {
         const Bits bits = reinterpret_cast<Bits>(values), rounded = bits + 0x7fff + ((bits >> 16) & 1);

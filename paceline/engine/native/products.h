@@ -21,6 +21,7 @@
 #define TILED __attribute__((target("avx512f,amx-tile,amx-bf16")))
 #define DOTTED __attribute__((target("avx512f,avx512vl,avx512bf16")))
 #define COUNTED __attribute__((target("avx512f,avx512vl,avx512vnni")))
+#define PAIRED __attribute__((target("arch=x86-64-v3")))
 #endif
 
 constexpr int64_t COLUMNS = 16;  // of a block of weights
@@ -67,15 +68,14 @@ struct Shape {
     int64_t row_count, block_count;
 };
 
-static Shape largest_shape(int64_t row_count) {
-    if (is_wide()) return {8, 2};
+static Shape narrow_shape(int64_t row_count) {
     // Few rows take more blocks: one block's sums would wait for each other.
     return {6, row_count == 1 ? 4 : row_count == 2 ? 2 : 1};
 }
+static Shape largest_shape(int64_t row_count) { return is_wide() ? Shape{8, 2} : narrow_shape(row_count); }
 
 // Columns [begin, end) of the product, part by part. K goes on where it stopped: its sums wait in `out`.
-static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64_t begin, int64_t end) {
-    const Shape shape = largest_shape(p.row_count);
+static void add_parts(const Product &p, AddPart add, Shape shape, int64_t number_bytes, int64_t begin, int64_t end) {
     const int64_t most = MOST_BYTES / number_bytes;
     for (int64_t column = begin, blocks; column < end; column += blocks * COLUMNS) {
         blocks = end - column < shape.block_count * COLUMNS ? 1 : shape.block_count;
@@ -85,6 +85,10 @@ static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64
                 add(&p, &part);
             }
     }
+}
+
+static void add_parts(const Product &p, AddPart add, int64_t number_bytes, int64_t begin, int64_t end) {
+    add_parts(p, add, largest_shape(p.row_count), number_bytes, begin, end);
 }
 
 // Runs DO<T, rows, blocks>(product, part) for a part of any shape.
@@ -225,23 +229,24 @@ static void int8_product(const Product *call, int64_t begin, int64_t end) {
     short_product<int8_t, widen_int8>(call, begin, end, ADD(int8));
 }
 
-// What comes before the K numbers of a row that was rounded to int8.
+// What comes before the K numbers of a row that was rounded to int8: bytes, or sixteen bits each.
 struct RoundedRow {
     float scale;     // by which the numbers are multiplied; NaN if the row has any that are infinite or none
     int32_t offset;  // of the row's sums, because each weight is read 128 larger than it is: bytes without a sign
 };
-INLINE int64_t rounded_bytes(int64_t size) { return sizeof(RoundedRow) + size; }
+INLINE int64_t rounded_bytes(int64_t size, int64_t number_bytes) { return sizeof(RoundedRow) + size * number_bytes; }
+template <class Number>
 INLINE const RoundedRow *rounded_row(const Product &p, int64_t m) {
-    return reinterpret_cast<const RoundedRow *>(static_cast<const char *>(p.rows) + m * rounded_bytes(p.size));
+    return reinterpret_cast<const RoundedRow *>(static_cast<const char *>(p.rows) + m * rounded_bytes(p.size, sizeof(Number)));
 }
 
 // Rounds a row [size], a multiple of WIDEST, to the nearest of 255 numbers that reach to its largest.
-template <class V, class T>
+template <class V, class T, class Number>
 INLINE void round_row(const T *values, int64_t size, void *to) {
     typedef typename V::Ints Ints;
     typedef typename V::Bits Bits;
     constexpr float LARGEST = 127, LEAST = 1e-30f, WHOLE = 3 << 22;  // added to a small number, this leaves no fraction
-    auto *numbers = static_cast<int8_t *>(to) + sizeof(RoundedRow);
+    auto *numbers = reinterpret_cast<Number *>(static_cast<char *>(to) + sizeof(RoundedRow));
     // Without their signs numbers are in the order of their bits, and what is no finite number is above all others.
     Ints largest{};
     for (int64_t i = 0; i < size; i += V::LANES) {
@@ -253,27 +258,69 @@ INLINE void round_row(const T *values, int64_t size, void *to) {
     for (int64_t i = 0; i < size; i += V::LANES) {
         const Bits shifted = reinterpret_cast<Bits>(V::load(values + i) * inverse + WHOLE);
         total += shifted - reinterpret_cast<Bits>(V::all(WHOLE));
-        // The last byte is the number. A step to a quarter of the size would be made lane by lane.
-        const auto bytes = __builtin_convertvector(__builtin_convertvector(shifted, typename V::Halves), typename V::Bytes);
-        std::memcpy(numbers + i, &bytes, sizeof bytes);
+        // The last bytes are the number. A step to a quarter of the size would be made lane by lane.
+        const auto halves = __builtin_convertvector(shifted, typename V::Halves);
+        if constexpr (sizeof(Number) == 2) {
+            const auto pairs = V::seconds_last(halves);
+            std::memcpy(numbers + i, &pairs, sizeof pairs);
+        } else {
+            const auto bytes = __builtin_convertvector(halves, typename V::Bytes);
+            std::memcpy(numbers + i, &bytes, sizeof bytes);
+        }
     }
     const RoundedRow row{std::isfinite(top) ? top / LARGEST : NAN, static_cast<int32_t>(-128u * V::sum(total))};
     std::memcpy(to, &row, sizeof row);
 }
-BY_WIDTH(round_float, (const float *values, int64_t size, void *to), (values, size, to), round_row, float)
-BY_WIDTH(round_half, (const Half *values, int64_t size, void *to), (values, size, to), round_row, Half)
+template <class V, class T>
+INLINE void round_to_bytes(const T *values, int64_t size, void *to) {
+    round_row<V, T, int8_t>(values, size, to);
+}
+template <class V, class T>
+INLINE void round_to_pairs(const T *values, int64_t size, void *to) {
+    round_row<V, T, int16_t>(values, size, to);
+}
+BY_WIDTH(bytes_of_floats, (const float *values, int64_t size, void *to), (values, size, to), round_to_bytes, float)
+BY_WIDTH(bytes_of_halves, (const Half *values, int64_t size, void *to), (values, size, to), round_to_bytes, Half)
+BY_WIDTH(pairs_of_floats, (const float *values, int64_t size, void *to), (values, size, to), round_to_pairs, float)
+BY_WIDTH(pairs_of_halves, (const Half *values, int64_t size, void *to), (values, size, to), round_to_pairs, Half)
 
 #if defined(__x86_64__)
+// Sums of whole numbers, before and after some of K.
+template <class V, int ROWS, int COUNT>
+INLINE void begin_sums(const Product &p, const Part &part, typename V::Ints (&sums)[ROWS][COUNT]) {
+    const float *out = p.out + part.m * p.column_count + part.column;
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int i = 0; i < COUNT; i++) {
+            sums[r][i] = typename V::Ints{};
+            if (part.begin) std::memcpy(&sums[r][i], out + r * p.column_count + i * V::LANES, sizeof sums[r][i]);
+        }
+}
+template <class V, class Number, int ROWS, int COUNT>
+INLINE void end_sums(const Product &p, const Part &part, const typename V::Ints (&sums)[ROWS][COUNT]) {
+    UNROLLED for (int r = 0; r < ROWS; r++) {
+        const RoundedRow row = *rounded_row<Number>(p, part.m + r);
+        UNROLLED for (int i = 0; i < COUNT; i++) {
+            const int64_t column = part.column + i * V::LANES;
+            float *to = p.out + (part.m + r) * p.column_count + column;
+            if (part.end < p.size) {
+                std::memcpy(to, &sums[r][i], sizeof sums[r][i]);  // the rest of K is added later
+                continue;
+            }
+            const auto sum = __builtin_convertvector(sums[r][i] + row.offset, typename V::Floats);
+            const auto bias = p.bias ? V::load(p.bias + column) : V::all(0);
+            V::store(to, sum * (row.scale * V::load(p.scales + column)) + bias);
+        }
+    }
+}
+
 template <class T, int ROWS, int BLOCKS>
 COUNTED INLINE void counted(const Product &p, const Part &part) {
+    typedef Vectors<WIDEST> V;
     const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
-    const int64_t stride = rounded_bytes(p.size);
-    const auto *rows = reinterpret_cast<const int8_t *>(rounded_row(p, part.m) + 1);
-    float *out = p.out + part.m * p.column_count + part.column;
-    __m512i sums[ROWS][BLOCKS];
-    UNROLLED for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int b = 0; b < BLOCKS; b++)
-            sums[r][b] = part.begin ? _mm512_loadu_si512(out + r * p.column_count + b * COLUMNS) : _mm512_setzero_si512();
+    const int64_t stride = rounded_bytes(p.size, sizeof(int8_t));
+    const auto *rows = reinterpret_cast<const int8_t *>(rounded_row<int8_t>(p, part.m) + 1);
+    V::Ints sums[ROWS][BLOCKS];
+    begin_sums<V>(p, part, sums);
     for (int64_t k = part.begin; k < part.end; k += 4) {
         __m512i own[BLOCKS];
         UNROLLED for (int b = 0; b < BLOCKS; b++) {
@@ -285,29 +332,53 @@ COUNTED INLINE void counted(const Product &p, const Part &part) {
             int32_t four;
             std::memcpy(&four, rows + r * stride + k, sizeof four);
             const __m512i all = _mm512_set1_epi32(four);
-            UNROLLED for (int b = 0; b < BLOCKS; b++) sums[r][b] = _mm512_dpbusd_epi32(sums[r][b], own[b], all);
+            UNROLLED for (int b = 0; b < BLOCKS; b++) sums[r][b] = (V::Ints)_mm512_dpbusd_epi32((__m512i)sums[r][b], own[b], all);
         }
     }
-    UNROLLED for (int r = 0; r < ROWS; r++) {
-        const RoundedRow row = *rounded_row(p, part.m + r);
-        UNROLLED for (int b = 0; b < BLOCKS; b++) {
-            float *to = out + r * p.column_count + b * COLUMNS;
-            if (part.end < p.size) {
-                _mm512_storeu_si512(to, sums[r][b]);  // the rest of K is added later
-                continue;
-            }
-            const int64_t column = part.column + b * COLUMNS;
-            const __m512 sum = _mm512_cvtepi32_ps(_mm512_add_epi32(sums[r][b], _mm512_set1_epi32(row.offset)));
-            const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(row.scale), _mm512_loadu_ps(p.scales + column));
-            _mm512_storeu_ps(to, _mm512_fmadd_ps(sum, scale, p.bias ? _mm512_loadu_ps(p.bias + column) : _mm512_setzero_ps()));
-        }
-    }
+    end_sums<V, int8_t>(p, part, sums);
 }
 
 // By AVX512-VNNI's products of four whole numbers.
 extern "C" COUNTED void add_counted(const Product *call, const Part *part) { WITH_WIDE_SHAPE(counted, uint8_t); }
 static void counted_product(const Product *call, int64_t begin, int64_t end) {
     add_parts(*call, add_counted, sizeof(uint8_t), begin, end);
+}
+
+template <class T, int ROWS, int BLOCKS>
+PAIRED INLINE void paired(const Product &p, const Part &part) {
+    typedef Vectors<NARROW> V;
+    constexpr int COUNT = BLOCKS * COLUMNS / V::LANES;
+    const T *weights = static_cast<const T *>(p.weights) + part.column * p.size;
+    const int64_t stride = rounded_bytes(p.size, sizeof(int16_t));
+    const auto *rows = reinterpret_cast<const char *>(rounded_row<int16_t>(p, part.m) + 1);
+    V::Ints sums[ROWS][COUNT];
+    begin_sums<V>(p, part, sums);
+    for (int64_t k = part.begin; k < part.end; k += 4)
+        UNROLLED for (int second = 0; second < 2; second++) {
+            __m256i own[COUNT];
+            UNROLLED for (int i = 0; i < COUNT; i++) {
+                const T *block = weights + (i * V::LANES / COLUMNS * p.size + k) * COLUMNS + i * V::LANES % COLUMNS * 4;
+                const __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(block));
+                own[i] = second ? _mm256_srli_epi16(words, 8) : _mm256_and_si256(words, _mm256_set1_epi16(0xff));
+                if (ROWS > 1 && !second) __builtin_prefetch(block + AHEAD_BYTES);
+            }
+            UNROLLED for (int r = 0; r < ROWS; r++) {
+                int32_t pair;
+                std::memcpy(&pair, rows + r * stride + 2 * k + second * sizeof pair, sizeof pair);
+                const __m256i all = _mm256_set1_epi32(pair);
+                UNROLLED for (int i = 0; i < COUNT; i++) {
+                    sums[r][i] += (V::Ints)_mm256_madd_epi16(own[i], all);
+                    asm volatile("" : "+x"(sums[r][i]));  // GCC would multiply for all rows first, and lack registers
+                }
+            }
+        }
+    end_sums<V, int16_t>(p, part, sums);
+}
+
+// By AVX2's products of two whole numbers of sixteen bits: a word's first and third weight, then its second and fourth.
+extern "C" PAIRED void add_paired(const Product *call, const Part *part) { WITH_NARROW_SHAPE(paired, uint8_t); }
+static void paired_product(const Product *call, int64_t begin, int64_t end) {
+    add_parts(*call, add_paired, narrow_shape(call->row_count), sizeof(uint8_t), begin, end);
 }
 
 template <class T, int ROWS, int BLOCKS>
@@ -410,7 +481,8 @@ extern "C" ProductOf paceline_product_way(const char *name) {
 #if defined(__x86_64__) && defined(__linux__)
     __builtin_cpu_init();
     if (!std::strcmp(name, "dotted") && is_wide() && __builtin_cpu_supports("avx512bf16")) return dotted_product;
-    if (!std::strcmp(name, "int8 rows") && is_wide() && __builtin_cpu_supports("avx512vnni")) return counted_product;
+    if (!std::strcmp(name, "counted") && is_wide() && __builtin_cpu_supports("avx512vnni")) return counted_product;
+    if (!std::strcmp(name, "paired") && can_run()) return paired_product;
     // Linux gives a process the tiles' registers when it asks: ARCH_REQ_XCOMP_PERM, feature 18.
     if (!std::strcmp(name, "tiled") && __builtin_cpu_supports("amx-bf16") && !syscall(SYS_arch_prctl, 0x1023, 18))
         return tiled_product;
@@ -418,12 +490,22 @@ extern "C" ProductOf paceline_product_way(const char *name) {
     return nullptr;
 }
 
-static bool rounds_rows(const Product &call) {
+// Rounds a row's `values` as a way reads them.
+template <class T>
+using Round = void (*)(const T *values, int64_t size, void *to);
+
+// How a way has rows rounded to int8; of no number where it does not.
+struct Rounding {
+    int64_t number_bytes;
+    Round<float> floats;
+    Round<Half> halves;
+};
+static Rounding rounding_of(const Product &call) {
 #if defined(__x86_64__)
-    return call.way == counted_product;
-#else
-    return false;
+    if (call.way == counted_product) return {sizeof(int8_t), bytes_of_floats, bytes_of_halves};
+    if (call.way == paired_product) return {sizeof(int16_t), pairs_of_floats, pairs_of_halves};
 #endif
+    return {};
 }
 
 // The call with its rows as its way reads them: widened to float32 or rounded to int8, once for all columns, in memory that
@@ -434,12 +516,12 @@ static Product with_read_rows(const Product &call) {
     Product own = call;
     const auto *halves = static_cast<const Half *>(call.rows);
     const auto *full = static_cast<const float *>(call.rows);
-    if (rounds_rows(call)) {
-        const int64_t stride = rounded_bytes(call.size);
+    if (const Rounding rounding = rounding_of(call); rounding.number_bytes) {
+        const int64_t stride = rounded_bytes(call.size, rounding.number_bytes);
         bytes.resize(call.row_count * stride);
         for (int64_t m = 0; m < call.row_count; m++) {
             char *to = bytes.data() + m * stride;
-            call.is_half ? round_half(halves + m * call.size, call.size, to) : round_float(full + m * call.size, call.size, to);
+            call.is_half ? rounding.halves(halves + m * call.size, call.size, to) : rounding.floats(full + m * call.size, call.size, to);
         }
         own.rows = bytes.data();
     } else if (call.is_half && (call.way == widened_product || call.way == int8_product)) {
@@ -467,7 +549,7 @@ extern "C" void paceline_product(const void *of, int, int threads) {
     if (!asked.row_count) return;  // passes without wanted tokens have such; a tile of no rows would be a fault
     const int64_t rows = std::max(asked.row_count, READING_ROWS);
     if (rows * asked.size * asked.column_count < WORTH) threads = 1;
-    if (rounds_rows(asked) && asked.row_count >= threads * crew::PIECES * TOGETHER) {
+    if (rounding_of(asked).number_bytes && asked.row_count >= threads * crew::PIECES * TOGETHER) {
         // Each thread rounds its own: to round takes up to a third of a product's time.
         return crew::share(
             [](const void *of, int piece, int pieces, int) {
