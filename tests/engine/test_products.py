@@ -1,5 +1,6 @@
 """Our products equal torch's in float32, up to rounding, and no row's result depends on another row."""
 
+import math
 from itertools import product
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.engine.native import PackedWeight, find_kernels
-from paceline.engine.native.products import WAYS, Weight, best_way, can_pack
+from paceline.engine.native.kernels import Kernels
+from paceline.engine.native.products import ROW_DTYPES, WAYS, Weight, _least_seconds, best_way, can_pack
 from paceline.engine.quantization import QuantizedWeight, rounded_rows
 from paceline.engine.threads import using_threads
 from tests.tools import built_kernels
@@ -182,6 +184,36 @@ def test_a_pause_of_the_machine_changes_no_choice_of_a_way(began_s: float, monke
     machine = _TimedKernels({"dotted": 0.0002, "widened": 0.00015}, (began_s, began_s + 0.012))
     monkeypatch.setattr("time.perf_counter", lambda: machine.now_s)
     assert best_way.__wrapped__(machine, torch.bfloat16) == "dotted"
+
+
+def test_every_way_can_be_timed() -> None:
+    """Weights of int8 were tried with rows of int8, which were read as float32 beyond their end, and without scales."""
+    kernels = built_kernels()
+    for dtype, names in WAYS.items():
+        here = [name for name in names if kernels.product_way(name) is not None]
+        times = _least_seconds(_Checking(kernels), here, dtype)  # type: ignore[arg-type]
+        assert [*times] == here
+        assert all(0 < seconds < math.inf for seconds in times.values())
+
+
+class _Checking:
+    """Kernels that look at what they are handed: a product of it may be a fault of the process, or none by luck."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self.product_way = kernels.product_way
+
+    def product(
+        self, way: int, rows: torch.Tensor, weights: torch.Tensor, bias: None, scales: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert rows.dtype in ROW_DTYPES
+        assert (scales is not None) == (weights.dtype in (torch.int8, torch.uint8))
+        return self._kernels.product(way, rows, weights, bias, scales)
+
+
+def test_ways_that_give_the_same_bits_are_one_model() -> None:
+    weight = QuantizedWeight.of(numbers(40, 64, seed=1), rounds_rows=True)
+    assert {PackedWeight(weight, None, way).way for way in ways_of_rounded_rows()} == {"int8 rows"}
 
 
 def test_a_way_that_is_clearly_faster_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

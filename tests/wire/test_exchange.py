@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
@@ -485,13 +486,23 @@ async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pyt
         held.cancel()
 
 
+def ping_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have callers ping a hundred times as often as they do, with calls or without, and servers allow that."""
+    least = {10_000: 1}
+    often = {
+        "grpc.keepalive_time_ms": 50,
+        "grpc.http2.max_pings_without_data": 0,
+        "grpc.keepalive_permit_without_calls": 1,
+    }
+    monkeypatch.setattr(server, "_OPTIONS", [(name, least.get(value, value)) for name, value in server._OPTIONS])
+    monkeypatch.setattr(channel, "_OPTIONS", [*(dict(channel._OPTIONS) | often).items()])
+
+
 async def test_a_request_that_waits_longer_than_many_pings_keeps_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The server's option had a name that gRPC does not know: a connection without data ended after some minutes."""
-    least, often = {10_000: 1}, {"grpc.keepalive_time_ms": 50, "grpc.http2.max_pings_without_data": 0}
-    monkeypatch.setattr(server, "_OPTIONS", [(name, least.get(value, value)) for name, value in server._OPTIONS])
-    monkeypatch.setattr(channel, "_OPTIONS", [*(dict(channel._OPTIONS) | often).items()])
+    ping_often(monkeypatch)
     async with serving() as (servicer, address), running_proxy(address) as proxy, exchange_with(proxy.address) as one:
         held = asyncio.create_task(ask(one, "held"))
         await servicer.entered.wait()
@@ -500,6 +511,17 @@ async def test_a_request_that_waits_longer_than_many_pings_keeps_its_connection(
         servicer.go_on.set()
         assert await held == "held"
         assert (servicer.stream_count, proxy.connection_count) == (1, 1)
+
+
+async def test_a_caller_may_ping_between_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    ping_often(monkeypatch)
+    async with serving() as (_, address), running_proxy(address) as proxy, open_channel(proxy.address) as caller:
+        health: Any = health_pb2_grpc.HealthStub(caller)
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        sent = proxy.chunk_count
+        await until(lambda: caller.get_state() != grpc.ChannelConnectivity.READY or proxy.chunk_count >= sent + 12)
+        await health.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+        assert proxy.connection_count == 1
 
 
 @pytest.mark.review

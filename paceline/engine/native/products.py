@@ -26,6 +26,8 @@ WAYS = {
 }
 """Ways to multiply by the weights' dtype; in bfloat16 by AMX, AVX512-BF16, and what every processor has, in uint8 by
 AVX512-VNNI and AVX2, which give the same bits. The first are mostly faster."""
+SAME_BITS = {"counted": "int8 rows", "paired": "int8 rows"}
+"""What ways are called that give the same bits: replicas that differ in nothing else are one model."""
 CLEARLY_FASTER = 1.75
 """How much faster a later way must be: replicas on one kind of machine have to choose alike. Of kinds that were
 measured, none is near: widened rows take 0.7 of dotted ones' time on an Intel Xeon with AVX512-BF16."""
@@ -65,8 +67,9 @@ class PackedWeight:
         """`way` is one that the machine has; None for the best one."""
         kernels, numbers, dtype = find_kernels(), _numbers(weight), _kind(weight)
         assert kernels and can_pack(weight) and way in (None, *WAYS[dtype])
-        self._kernels, self.way = kernels, way or best_way(kernels, dtype)
-        self._way = _found(kernels, self.way)
+        chosen = way or best_way(kernels, dtype)
+        self._kernels, self._way = kernels, _found(kernels, chosen)
+        self.way = SAME_BITS.get(chosen, chosen)
         self.column_count, self.dtype = len(numbers), weight.dtype
         """The dtype is the one that rows are rounded to."""
         self._weights = arranged(numbers.view(torch.uint8) ^ 128 if dtype == torch.uint8 else numbers)
@@ -136,11 +139,13 @@ def best_way(kernels: Kernels, dtype: torch.dtype) -> str:
 def _least_seconds(kernels: Kernels, ways: Sequence[str], dtype: torch.dtype) -> dict[str, float]:
     """Return the time of a product by way, the least of some."""
     weights = arranged(torch.ones((_TRIED_SIZE, _TRIED_SIZE), dtype=dtype))
-    rows = torch.ones((_TRIED_ROWS, _TRIED_SIZE), dtype=dtype)
+    is_int8 = dtype not in ROW_DTYPES
+    rows = torch.ones((_TRIED_ROWS, _TRIED_SIZE), dtype=torch.float32 if is_int8 else dtype)
+    scales = torch.ones(_TRIED_SIZE) if is_int8 else None
     found = dict.fromkeys(ways, math.inf)
     # Ways take turns, so that a disturbance of the machine does not meet one alone.
     for _, way in product(range(_TRIALS), ways):
         function, began = _found(kernels, way), time.perf_counter()
-        kernels.product(function, rows, weights, None)
+        kernels.product(function, rows, weights, None, scales)
         found[way] = min(found[way], time.perf_counter() - began)
     return found
