@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import random
 import sys
 from itertools import count
@@ -24,7 +25,7 @@ from paceline.errors import InvalidRequest, PacelineError
 from paceline.laws.points import write_points
 from paceline.process.cluster_plan import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
-from training.features import FrozenTarget, features_of
+from training.features import FrozenTarget, texts_of
 from training.lessons import Lesson, lessons, read_lessons, write_lessons
 from training.loop import MAX_LENGTH, bucketed, fit, new_model, placed, save
 from training.tokenizer import read_tokenizer, save_tokenizer, train_tokenizer
@@ -43,6 +44,8 @@ OutputsFile = Annotated[
     ),
 ]
 VOCABULARY_SIZE = 4096
+MOST_HELD = 1000
+"""Outputs that heads are tried with, and do not learn from."""
 
 
 @app.callback()
@@ -208,7 +211,9 @@ def train_heads(
     folder: Annotated[Path, typer.Option(help="Folder for the heads; made when missing")],
     features: Annotated[Path | None, typer.Option(help="File of the outputs' features, made when missing")] = None,
     kind: Annotated[str, typer.Option(help=f"Kind of heads: {', '.join(KINDS)}")] = "clover",
-    steps: Annotated[int, typer.Option(min=0, help="Steps of 4 outputs each")] = 2000,
+    steps: Annotated[int, typer.Option(min=0, help="Most steps")] = 2000,
+    minutes: Annotated[float, typer.Option(min=0.001, help="Most minutes of steps; unset: any")] = math.inf,
+    token_budget: Annotated[int, typer.Option(min=1, help="Most tokens of a step, padding included")] = 2048,
     draft_count: Annotated[int, typer.Option(min=1)] = 3,
     most_outputs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: int = 4,
@@ -216,30 +221,35 @@ def train_heads(
         Path | None,
         typer.Option(help="Heads of this kind to go on from; unset: fresh ones", exists=True, file_okay=False),
     ] = None,
+    device: Device = "auto",
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
     if kind not in KINDS:
         raise InvalidRequest(f"--kind is {kind!r}; give one of {', '.join(KINDS)}", field="kind")
     torch.manual_seed(seed)
-    frozen = FrozenTarget.read(target)
-    texts = features_of(frozen, outputs, features, most_outputs)
-    random.Random(seed).shuffle(texts)
-    held = texts[: max(1, len(texts) // 20)]
+    frozen = FrozenTarget.read(target, device)
+    texts = texts_of(frozen, outputs, features, most_outputs)
+    rows = random.Random(seed).sample(texts.rows, len(texts))
+    held_count = max(1, min(MOST_HELD, len(texts) // 20))
+    held = texts.part(rows[:held_count])
     made = heads.begun_heads(kind, frozen, draft_count)
     if start_from:
         _go_on_from(start_from, made)
-    heads.fit_heads(
+    progress = heads.fit_heads(
         made,
         frozen,
-        texts[len(held) :] or texts,
+        texts.part(rows[held_count:] or rows),
+        minutes=minutes,
         step_count=steps,
-        peak_rate=1e-3 if start_from else 3e-3,
+        peak_rate=2e-3 if start_from else 3e-3,
+        token_budget=token_budget,
         seed=seed,
         report=console.print,
     )
     write_heads(made.bfloat16(), frozen.config, folder)
     made.float()  # as it will be read
-    _show_shares(f"{kind}, {steps} steps", {top: heads.right_shares(made, frozen, held, top) for top in (1, 5)})
+    title = f"{kind}, {progress.step_count} steps of {progress.token_count} tokens in all"
+    _show_shares(title, {top: heads.right_shares(made, frozen, held, top) for top in (1, 5)})
 
 
 def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:

@@ -1,34 +1,85 @@
 """Features of outputs: what goes into a target's last norm at each of their tokens, computed once for all heads.
 
-It owns their file. It knows nothing of heads.
+It owns their file, and batches of them. It knows nothing of heads.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from paceline.engine.model.loader import resolve_device
 from paceline.errors import InvalidRequest
-from training.outputs import read_outputs
+from training.loop import bucketed
+from training.outputs import Output, read_outputs
 
 NAME = "features"
+READ_TOKENS = 32_768
+"""Most tokens that the target reads at once, padding included."""
+LEAST_TOKENS = 3
+"""Of an output that heads can learn from: a feature, the token that they read beside it, and the one they draft."""
 
 
 @dataclass(frozen=True)
-class Features:
-    """A text and its features."""
+class Text:
+    """Where an output stands among the tokens of all."""
+
+    begin: int
+    length: int
+    """Tokens of the prompt and of the output."""
+    prompt_count: int
+
+    def __len__(self) -> int:
+        return self.length
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts side by side; behind the end of each one stands what nobody may use."""
 
     token_ids: Tensor
-    """[T]"""
+    """[B, T]"""
     features: Tensor
-    """[T - 1, H] in bfloat16; nothing follows the last token"""
-    prompt_count: int
+    """[B, T, H] in bfloat16"""
+    texts: Sequence[Text]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Outputs and their features on the target's device: N tokens of all of them, laid end to end."""
+
+    token_ids: Tensor
+    """[N]"""
+    features: Tensor
+    """[N, H] in bfloat16"""
+    rows: Sequence[Text]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, rows: Sequence[Text]) -> Self:
+        """Return some of the texts."""
+        return replace(self, rows=rows)
+
+    def batch(self, rows: Sequence[Text]) -> Batch:
+        places = torch.tensor([row.begin for row in rows])[:, None] + torch.arange(max(map(len, rows)))
+        found = places.clamp_max(len(self.token_ids) - 1).to(self.token_ids.device)
+        return Batch(self.token_ids[found], self.features[found], rows)
+
+    def one_by_one(self) -> Iterator[Batch]:
+        return (self.batch([row]) for row in self.rows)
+
+    def batches(self, token_budget: int, rng: random.Random) -> Iterator[Batch]:
+        """Yield batches without end, all texts once before any comes again."""
+        while True:
+            yield from map(self.batch, bucketed(self.rows, token_budget, rng))
 
 
 class FrozenTarget:
@@ -37,11 +88,13 @@ class FrozenTarget:
     def __init__(self, module: Any) -> None:
         self.module = module.eval().requires_grad_(False)
         self.config = module.config
+        self.device: torch.device = module.device
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read a checkpoint, in float32."""
-        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+    def read(cls, folder: Path, device: str = "cpu") -> Self:
+        """Read a checkpoint, in float32. Raise StartupError when there is no such device."""
+        module: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        return cls(module.to(resolve_device(device)))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         found: Tensor = self.module.get_input_embeddings()(token_ids)
@@ -55,48 +108,57 @@ class FrozenTarget:
         found: Tensor = self.module.lm_head(output)
         return found
 
+    def read_texts(self, outputs: Sequence[Output], features: Tensor | None = None) -> Texts:
+        """Return outputs with their features [N, H], which the target computes unless they are given."""
+        lengths = torch.tensor([len(one) for one in outputs])
+        begins = (lengths.cumsum(0) - lengths).tolist()
+        rows = [Text(begin, len(one), one.prompt_count) for begin, one in zip(begins, outputs, strict=True)]
+        tokens = torch.tensor([token_id for one in outputs for token_id in one.token_ids], device=self.device)
+        if features is None:
+            features = torch.empty(len(tokens), self.config.hidden_size, dtype=torch.bfloat16, device=self.device)
+            self._compute(Texts(tokens, features, rows))
+        return Texts(tokens, features.to(self.device), rows)
+
     @torch.no_grad()
-    def features(self, texts: Sequence[tuple[Sequence[int], int]]) -> list[Features]:
-        """Return the features of texts, each with its number of prompt tokens."""
-        found: list[Tensor] = []
-        hook = self.module.model.norm.register_forward_hook(lambda module, inputs, output: found.append(inputs[0][0]))
+    def _compute(self, texts: Texts) -> None:
+        """Fill in the features."""
+        found, kind = list[Tensor](), self.device.type
+        hook = self.module.model.norm.register_forward_hook(lambda module, inputs, output: found.append(inputs[0]))
         try:
-            for token_ids, _ in texts:
-                self.module.model(input_ids=torch.tensor([token_ids[:-1]]))
+            for rows in bucketed(texts.rows, READ_TOKENS, random.Random(0)):
+                with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+                    self.module.model(input_ids=texts.batch(rows).token_ids, use_cache=False)
+                # A later token changes nothing before it, so what stands behind a text's end does no harm.
+                for row, features in zip(rows, found.pop(), strict=True):
+                    texts.features[row.begin : row.begin + len(row)] = features[: len(row)]
         finally:
             hook.remove()
-        return [
-            Features(torch.tensor(token_ids), features.bfloat16(), prompt_count)
-            for (token_ids, prompt_count), features in zip(texts, found, strict=True)
-        ]
 
 
-def features_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int | None = None) -> list[Features]:
-    """Return the features of the outputs in a file, `most` of them; from `file`, which is written when it is missing.
+def texts_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int | None = None) -> Texts:
+    """Return the outputs in a file, `most` of them, with features from `file`, which is written when it is missing.
 
     Raise InvalidRequest when the file has features of something else, and when there are no outputs.
     """
-    texts = [(one.token_ids, one.prompt_count) for one in read_outputs(outputs)[:most]]
-    if file is None or not file.exists():
-        if file is not None:
-            file.parent.mkdir(parents=True, exist_ok=True)  # before the target reads for minutes
-        made = target.features(texts)
-        if file is not None:
-            save_file({NAME: torch.cat([one.features for one in made])}, file)
-        return made
-    counts = [len(token_ids) - 1 for token_ids, _ in texts]
-    kept, wanted = _kept(file), (sum(counts), target.config.hidden_size)
-    if kept.ndim != 2 or len(kept) < wanted[0] or kept.shape[1] != wanted[1]:
-        raise InvalidRequest(
-            f"--features {file} has features of the form {tuple(kept.shape)}, and {outputs} with this target {wanted}; "
-            "delete it, to have it made again",
-            field="features",
-        )
-    parts = torch.split(kept[: sum(counts)], counts)
-    return [
-        Features(torch.tensor(token_ids), part, prompt_count)
-        for (token_ids, prompt_count), part in zip(texts, parts, strict=True)
-    ]
+    own = [one for one in read_outputs(outputs)[:most] if len(one) >= LEAST_TOKENS]
+    if not own:
+        raise InvalidRequest(f"{outputs} has no outputs of {LEAST_TOKENS} tokens, prompts included; give longer ones")
+    if file and file.exists():
+        wanted = (sum(map(len, own)), target.config.hidden_size)
+        kept = _kept(file)
+        if kept.ndim != 2 or len(kept) < wanted[0] or kept.shape[1] != wanted[1]:
+            raise InvalidRequest(
+                f"--features {file} has features of the form {tuple(kept.shape)}, and {outputs} with this target "
+                f"{wanted}; delete it, to have it made again",
+                field="features",
+            )
+        return target.read_texts(own, kept[: wanted[0]])
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)  # before the target reads for minutes
+    made = target.read_texts(own)
+    if file:
+        save_file({NAME: made.features}, file)
+    return made
 
 
 def _kept(file: Path) -> Tensor:

@@ -6,32 +6,32 @@ Kinds that repeat their layers go through them here as they do where they are se
 (training-time test: EAGLE-3, arXiv 2503.01840).
 """
 
+import math
 import random
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.reading import new_heads
-from training.features import Features, FrozenTarget
+from training.features import Batch, FrozenTarget, Texts
+from training.loop import Progress, fit, mixed_precision
 
-PLACE_WEIGHT = 0.7
+PLACE_WEIGHT = 0.8
 """Weight of a place's loss over that of the place before."""
-DISTANCE_WEIGHT = 10.0
-WARM_UP_STEPS = 50
+DISTANCE_WEIGHT = 2.0
 
 
 def begun_heads(kind: str, target: FrozenTarget, draft_count: int) -> HeadsModule:
     """Return heads that begin as copies of the target's last layers and norm."""
     heads: HeadsModule = new_heads(kind, target.config, draft_count=draft_count)
     begin(heads, target)
-    return heads
+    return heads.to(target.device)
 
 
 def begin(heads: HeadsModule, target: FrozenTarget) -> None:
@@ -48,71 +48,95 @@ def begin(heads: HeadsModule, target: FrozenTarget) -> None:
                 own.load_state_dict(layer.state_dict(), strict=False)
 
 
-def loss_of(heads: HeadsModule, target: FrozenTarget, text: Features) -> Tensor:
-    """Return the loss of one text, over the places whose right token is of the output."""
-    right = target.normed(text.features[text.prompt_count - 1 :].float())
-    teacher = target.logits(right).softmax(-1)
+def loss_of(heads: HeadsModule, target: FrozenTarget, batch: Batch) -> Tensor:
+    """Return the loss of texts, over the places whose right token is of the output."""
+    places = outputs_by_place(heads, target, batch)
+    first_output, wanted = next(places)
+    # What is to be drafted at later places is to be drafted at the first one too.
+    rows = torch.zeros(batch.token_ids.numel(), dtype=torch.long)
+    rows[wanted] = torch.arange(len(wanted))
+    with torch.no_grad():
+        before = batch.features.flatten(0, 1)[(wanted - 1).to(target.device)]
+        right = target.normed(before.float())
+        teacher = target.logits(right).float().softmax(-1)
     total = right.new_zeros(())
-    for place, output in enumerate(outputs_by_place(heads, target, text)):
-        wanted = slice(len(right) - len(output), None)
-        scores = target.logits(output).log_softmax(-1)
-        loss = -(teacher[wanted] * scores).sum(-1).mean()
+    for place, (output, drafted) in enumerate(chain([(first_output, wanted)], places)):
+        own = rows[drafted].to(target.device)
+        scores = target.logits(output).float().log_softmax(-1)
+        loss = -(teacher[own] * scores).sum(-1).mean()
         if heads.kind in ("clover2", "eagle"):
-            loss = loss + DISTANCE_WEIGHT * F.smooth_l1_loss(output, right[wanted])
+            loss = loss + DISTANCE_WEIGHT * F.smooth_l1_loss(output.float(), right[own])
         total = total + PLACE_WEIGHT**place * loss
     return total
 
 
-def outputs_by_place(heads: HeadsModule, target: FrozenTarget, text: Features) -> Iterator[Tensor]:
-    """Yield what the target's head reads for each place, [n, H]: for the last n tokens of the output.
+def outputs_by_place(heads: HeadsModule, target: FrozenTarget, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield for each place what the target's head reads, [N, H], and which tokens it is to draft, [N].
 
-    They are all that have a state before them. The tokens before are the text's, the states the heads' own.
+    These are tokens of outputs, all that have a state before them, as indexes into the batch's tokens laid end to end,
+    on the CPU. The tokens before are the text's, the states the heads' own.
     """
-    embedded = target.embedded(text.token_ids)
-    entered = heads.enter(text.features.float(), embedded[1:])
-    count = len(entered) - 1  # the last token has none after it to draft
+    device, (height, width) = target.device, batch.token_ids.shape
+    lengths = torch.tensor([len(text) for text in batch.texts])[:, None]
+    prompts = torch.tensor([text.prompt_count for text in batch.texts])[:, None]
     # The state at token t knows the token after it, and drafts token t + 2 + place.
-    first = max(0, text.prompt_count - 1 - heads.draft_count)
-    rows = _Rows(entered[:count], torch.arange(count), torch.zeros(count, dtype=torch.long))
-    state = heads.leave(_through(heads, rows)[first:], embedded[first + 1 : -1])
+    first = (prompts - 1 - heads.draft_count).clamp_min(0)
+    starts = first + torch.arange(int((lengths - 2 - first).max().clamp_min(0)))
+    lines = torch.arange(height)[:, None]
+
+    def at(values: Tensor, tokens: Tensor) -> Tensor:
+        """Return the values at some tokens of each text, [B, S, H]."""
+        places = lines * values.shape[1] + tokens.clamp_max(values.shape[1] - 1)
+        return values.flatten(0, 1).index_select(0, places.flatten().to(device)).view(*tokens.shape, -1)
+
+    embedded = target.embedded(batch.token_ids)
+    entered = heads.enter(batch.features[:, :-2].float(), embedded[:, 1:-1])
+    seen = torch.arange(width - 2).expand(height, -1)
+    rows = _Rows(entered, seen, torch.zeros_like(seen))
+    state = heads.leave(at(_through(heads, rows), starts), at(embedded, starts + 1))
     for place in range(heads.draft_count):
-        state = state[: count - place - first]
-        skipped = max(0, text.prompt_count - 2 - place - first)
-        if skipped >= len(state):
+        drafted = starts + 2 + place
+        wanted = (drafted >= prompts) & (drafted < lengths)
+        if not wanted.any():
             return
-        yield heads.output(state[skipped:], place)
+        chosen = wanted.flatten().nonzero()[:, 0].to(device)
+        output = heads.output(state, place).flatten(0, 1).index_select(0, chosen)
+        yield output, (lines * width + drafted)[wanted]
         if place + 1 == heads.draft_count:
             return
-        following = embedded[first + 2 + place : -1]
-        state = heads.follow(state[: len(following)], following)
+        following = at(embedded, drafted)
+        state = heads.follow(state, following)
         if heads.repeats_layers:
-            rows = rows.with_drafts(state, first)
-            state = heads.leave(_through(heads, rows)[len(rows.values) - len(state) :], following)
+            rows = rows.with_drafts(state, starts)
+            state = heads.leave(_through(heads, rows)[:, -starts.shape[1] :], following)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What goes through layers at once: a text, then for each draft another part, with a row for each token."""
+    """What goes through layers at once: texts, then for each draft another part, with a row for each token."""
 
     values: Tensor
-    """[R, H]"""
+    """[B, R, H]"""
     starts: Tensor
-    """The token of the text whose drafts a row belongs to, [R]; a row of the text belongs to its own."""
+    """The token of the text whose drafts a row belongs to, [B, R]; a row of the text belongs to its own."""
     parts: Tensor
-    """The part of each row, [R]: 0 for the text, then the places of drafts."""
+    """The part of each row, [B, R]: 0 for the text, then the places of drafts."""
 
-    def with_drafts(self, values: Tensor, first: int) -> "_Rows":
-        """Add drafts of the tokens from `first` on."""
+    def with_drafts(self, values: Tensor, starts: Tensor) -> "_Rows":
+        """Add a draft after each of the tokens at `starts`, [B, S]."""
+        part = self.parts[:, -1:] + 1
         return _Rows(
-            torch.cat((self.values, values)),
-            torch.cat((self.starts, torch.arange(first, first + len(values)))),
-            torch.cat((self.parts, (self.parts[-1] + 1).expand(len(values)))),
+            torch.cat((self.values, values), 1),
+            torch.cat((self.starts, starts), 1),
+            torch.cat((self.parts, part.expand(starts.shape)), 1),
         )
 
     def seen(self) -> Tensor:
-        """Return which rows each one sees, [R, R]: the text up to its start, and its start's earlier drafts."""
-        of_text = (self.parts == 0) & (self.starts <= self.starts[:, None])
-        own = (self.starts == self.starts[:, None]) & (self.parts <= self.parts[:, None])
+        """Return which rows each one sees, [B, R, R]: the text up to its start, and its start's earlier drafts."""
+        device = self.values.device
+        starts, parts = self.starts.to(device), self.parts.to(device)
+        of_text = (parts == 0)[:, None] & (starts[:, None] <= starts[..., None])
+        own = (starts[:, None] == starts[..., None]) & (parts[:, None] <= parts[..., None])
         return of_text | own
 
 
@@ -121,67 +145,54 @@ def _through(heads: HeadsModule, rows: _Rows) -> Tensor:
     if not heads.body:
         return rows.values
     made = heads.body(
-        inputs_embeds=rows.values[None],
-        position_ids=(rows.starts + rows.parts)[None],
-        attention_mask=rows.seen()[None, None],
+        inputs_embeds=rows.values,
+        position_ids=(rows.starts + rows.parts).to(rows.values.device),
+        attention_mask=rows.seen()[:, None],
         use_cache=False,
     )
-    hidden: Tensor = made.last_hidden_state[0]
+    hidden: Tensor = made.last_hidden_state
     return hidden
 
 
-def right_shares(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features], top: int = 1) -> list[float]:
+def right_shares(heads: HeadsModule, target: FrozenTarget, texts: Texts, top: int = 1) -> list[float]:
     """Return for each place the share of drafts among whose `top` likeliest tokens is the text's."""
     counts, totals = [0] * heads.draft_count, [0] * heads.draft_count
     with torch.inference_mode():
-        for text in texts:
-            for place, output in enumerate(outputs_by_place(heads, target, text)):
-                counts[place] += int(rights(output, target, text, (top,))[top].sum())
+        for batch in texts.one_by_one():
+            for place, (output, wanted) in enumerate(outputs_by_place(heads, target, batch)):
+                counts[place] += int(rights(output, target, batch, wanted, (top,))[top].sum())
                 totals[place] += len(output)
     return [count / max(1, total) for count, total in zip(counts, totals, strict=True)]
 
 
-def rights(output: Tensor, target: FrozenTarget, text: Features, tops: Sequence[int]) -> dict[int, Tensor]:
-    """Return by top whether the text's last tokens, one for each row of the output, are among the likeliest, [n]."""
+def rights(
+    output: Tensor, target: FrozenTarget, batch: Batch, wanted: Tensor, tops: Sequence[int]
+) -> dict[int, Tensor]:
+    """Return by top whether the wanted tokens, one for each row of the output, are among the likeliest, [N]."""
     best = target.logits(output).topk(max(tops)).indices
-    wanted = text.token_ids[-len(best) :, None]
-    return {top: (best[:, :top] == wanted).any(-1) for top in tops}
+    right = batch.token_ids.flatten()[wanted.to(target.device), None]
+    return {top: (best[:, :top] == right).any(-1) for top in tops}
 
 
 def fit_heads(
     heads: HeadsModule,
     target: FrozenTarget,
-    texts: Sequence[Features],
+    texts: Texts,
     *,
-    step_count: int,
+    minutes: float = math.inf,
+    step_count: float = math.inf,
     peak_rate: float = 3e-3,
-    batch_size: int = 4,
+    token_budget: int = 2048,
     seed: int = 4,
     report: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Train for so many steps, each on a batch of texts; `report` gets the loss now and then."""
-    parameters = [one for one in heads.parameters() if one.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=peak_rate, betas=(0.9, 0.95))
-    told = 0.0
-    heads.train()
-    for step, batch in enumerate(islice(_batches(texts, batch_size, random.Random(seed)), step_count)):
-        rate = peak_rate * min(1.0, (step + 1) / WARM_UP_STEPS) * (1.03 - step / step_count)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        losses = torch.stack([loss_of(heads, target, text) for text in batch])
-        losses.mean().backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(parameters, 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-        if time.monotonic() - told > 20:
-            told = time.monotonic()
-            report(f"step {step + 1} of {step_count}: loss {losses.mean().item():.3f}")
-    heads.eval()
+) -> Progress:
+    """Train for so many minutes or steps, each on a batch of at most `token_budget` tokens."""
 
+    def loss_and_count(heads: HeadsModule, batch: Batch) -> tuple[Tensor, int]:
+        with mixed_precision(target.device):
+            return loss_of(heads, target, batch), batch.token_ids.numel()
 
-def _batches(texts: Sequence[Features], size: int, rng: random.Random) -> Iterator[list[Features]]:
-    """Yield batches without end, all texts once before any comes again."""
-    while True:
-        shuffled = rng.sample(texts, len(texts))
-        for start in range(0, len(texts), size):
-            yield shuffled[start : start + size]
+    batches = texts.batches(token_budget, random.Random(seed))
+    return fit(
+        heads, batches, loss_and_count, minutes=minutes, most_steps=step_count, peak_rate=peak_rate, report=report
+    )

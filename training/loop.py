@@ -24,6 +24,7 @@ IGNORED = -100
 
 Row = TypeVar("Row", bound=Sized)
 Batch = TypeVar("Batch")
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -95,16 +96,17 @@ def bucketed(rows: Sequence[Row], token_budget: int, rng: random.Random, growth:
 
 
 def fit(
-    model: LlamaForCausalLM,
+    model: Model,
     batches: Iterator[Batch],
-    loss_of: Callable[[LlamaForCausalLM, Batch], tuple[torch.Tensor, int]],
+    loss_of: Callable[[Model, Batch], tuple[torch.Tensor, int]],
     *,
     minutes: float = math.inf,
     most_tokens: float = math.inf,
+    most_steps: float = math.inf,
     peak_rate: float,
     report: Callable[[str], None],
 ) -> Progress:
-    """Train until `minutes` have passed or `most_tokens` were seen.
+    """Train until `minutes` have passed, `most_tokens` were seen, or `most_steps` were done.
 
     `loss_of` returns the mean loss of a batch and its token count.
     """
@@ -113,7 +115,12 @@ def fit(
     step_count = token_count = 0
     tail: list[float] = []
     model.train()
-    while (share := max((time.monotonic() - began) / (60 * minutes), token_count / most_tokens)) < 1:
+
+    def share_done() -> float:
+        by_steps = step_count / most_steps if most_steps else 1.0
+        return max((time.monotonic() - began) / (60 * minutes), token_count / most_tokens, by_steps)
+
+    while (share := share_done()) < 1:
         rate = peak_rate * min(1.0, (step_count + 1) / 100) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * share)))
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -128,7 +135,7 @@ def fit(
         if time.monotonic() - last_report > 20:
             last_report = time.monotonic()
             report(f"{share:5.1%} step {step_count} tokens {token_count} loss {loss.item():.4f} rate {rate:.2e}")
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     return Progress(step_count, token_count, sum(tail) / max(1, len(tail)))
 
 

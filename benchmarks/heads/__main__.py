@@ -25,7 +25,7 @@ from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.variables import NO_DRAFT
 from training import problems
-from training.features import FrozenTarget, features_of
+from training.features import FrozenTarget, texts_of
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(highlight=False, width=140)
@@ -51,13 +51,13 @@ def train(
     work: Work = Path("heads"),
     target: Target = "builtin:target",
     names: Annotated[str, typer.Option(help="Kinds and variants, with commas")] = ",".join(NAMES),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of 4 outputs each")] = 600,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of 2,048 tokens each")] = 600,
     threads: Threads = None,
 ) -> None:
     """Train each kind and each variant of Clover that `work` lacks."""
     _use_threads(threads)
     frozen = FrozenTarget.read(resolve_model(target))
-    texts = features_of(frozen, outputs, features)
+    texts = texts_of(frozen, outputs, features)
     chosen = comma_list("--names", names, NAMES)
     learn(chosen, frozen, texts, work, step_count=steps, draft_count=DRAFT_COUNT, report=console.print)
 
@@ -74,8 +74,8 @@ def measure_accuracy(
     """Count how often what was trained is right on outputs to problems that neither it nor the target has seen."""
     _use_threads(threads)
     frozen = FrozenTarget.read(resolve_model(target))
-    texts = features_of(frozen, outputs, features)
-    texts = texts[:: max(1, len(texts) // most_outputs)]
+    texts = texts_of(frozen, outputs, features)
+    texts = texts.part(texts.rows[:: max(1, len(texts) // most_outputs)])
     found = {}
     for name in NAMES:
         if (work / folder_name(name) / WEIGHTS).exists():

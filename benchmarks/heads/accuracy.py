@@ -7,7 +7,7 @@ import torch
 from pydantic import TypeAdapter
 
 from paceline.engine.heads.interface import HeadsModule
-from training.features import Features, FrozenTarget
+from training.features import FrozenTarget, Text, Texts
 from training.heads import outputs_by_place, rights
 
 TOPS = (1, 5)
@@ -30,18 +30,19 @@ Accuracies = TypeAdapter(dict[str, Accuracy])
 """By name of the kind or variant."""
 
 
-def measure(heads: HeadsModule, target: FrozenTarget, texts: Sequence[Features]) -> Accuracy:
+def measure(heads: HeadsModule, target: FrozenTarget, texts: Texts) -> Accuracy:
     counts = {top: [0] * heads.draft_count for top in TOPS}
     totals = [0] * heads.draft_count
     accepted = rounds = 0
     with torch.inference_mode():
-        for text in texts:
-            found = [rights(output, target, text, TOPS) for output in outputs_by_place(heads, target, text)]
+        for batch in texts.one_by_one():
+            places = outputs_by_place(heads, target, batch)
+            found = [rights(output, target, batch, wanted, TOPS) for output, wanted in places]
             for place, by_top in enumerate(found):
                 totals[place] += len(by_top[1])
                 for top in TOPS:
                     counts[top][place] += int(by_top[top].sum())
-            by_round = _accepted_by_round([one[1].tolist() for one in found], text)
+            by_round = _accepted_by_round([one[1].tolist() for one in found], batch.texts[0])
             accepted, rounds = accepted + sum(by_round), rounds + len(by_round)
     shares = {top: tuple(map(_share, counts[top], totals)) for top in TOPS}
     parameter_count = sum(one.numel() for one in heads.parameters())
@@ -52,9 +53,9 @@ def _share(right: int, total: int) -> float:
     return right / max(1, total)
 
 
-def _accepted_by_round(rights: Sequence[Sequence[bool]], text: Features) -> list[int]:
+def _accepted_by_round(rights: Sequence[Sequence[bool]], text: Text) -> list[int]:
     """Walk over the output as rounds do: each one gains its right drafts up to the first wrong one, and a token."""
-    counts, last = list[int](), len(text.token_ids) - 1
+    counts, last = list[int](), len(text) - 1
     chosen = text.prompt_count
     while chosen < last:
         count = 0

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from benchmarks.heads.variants import begun, folder_name
 from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.reading import WEIGHTS, write_heads
-from training.features import Features, FrozenTarget
+from training.features import FrozenTarget, Texts
 from training.heads import fit_heads
 
 SEED = 4
@@ -18,7 +18,7 @@ SEED = 4
 def learn(
     names: Sequence[str],
     target: FrozenTarget,
-    texts: Sequence[Features],
+    texts: Texts,
     work: Path,
     *,
     step_count: int,

@@ -24,6 +24,7 @@ from tests.conftest import PairOfCheckpoints
 from tests.heads import DRAFT_COUNT, KINDS, drafts_of_modules, write_random_heads
 from training.features import FrozenTarget
 from training.heads import fit_heads, loss_of, outputs_by_place
+from training.outputs import Output
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,12 +38,13 @@ def test_every_place_is_what_the_heads_would_draft_there(
     drafts = drafts_of_modules(folder, target, prompt)
     frozen = FrozenTarget.read(target)
     heads, _ = read_heads(folder)
-    (text,) = frozen.features([([*prompt, *drafts, 9], len(prompt) - 1)])
+    texts = frozen.read_texts([Output((*prompt, *drafts, 9), len(prompt) - 1)])
+    (batch,) = texts.one_by_one()
     with torch.inference_mode():
-        found = [frozen.logits(one).argmax(-1) for one in outputs_by_place(heads, frozen, text)]
+        found = [frozen.logits(one).argmax(-1) for one, _ in outputs_by_place(heads, frozen, batch)]
     # The outputs end with the text; the last row of each place drafts the last token.
     assert [int(one[-2 - (DRAFT_COUNT - 1 - place)]) for place, one in enumerate(found)] == drafts
-    counted = accuracy.measure(heads, frozen, [text])
+    counted = accuracy.measure(heads, frozen, texts)
     # The first round's drafts are all right.
     assert counted.extra_tokens >= DRAFT_COUNT / 3
 
@@ -50,12 +52,13 @@ def test_every_place_is_what_the_heads_would_draft_there(
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_of_clover_learns(name: str, pairs: dict[str, PairOfCheckpoints]) -> None:
     frozen = FrozenTarget.read(pairs["Llama"].target)
-    texts = frozen.features([([*range(20, 30), *[50 + place % 5 for place in range(20)]], 10)])
+    texts = frozen.read_texts([Output((*range(20, 30), *[50 + place % 5 for place in range(20)]), 10)])
+    (batch,) = texts.one_by_one()
     torch.manual_seed(3)
     heads = begun(name, frozen, DRAFT_COUNT)
-    before = loss_of(heads, frozen, texts[0])
+    before = loss_of(heads, frozen, batch)
     fit_heads(heads, frozen, texts, step_count=20)
-    assert loss_of(heads, frozen, texts[0]) < before
+    assert loss_of(heads, frozen, batch) < before
     assert 0 <= accuracy.measure(heads, frozen, texts).extra_tokens <= DRAFT_COUNT
 
 
@@ -67,8 +70,8 @@ def test_synthetic_heads_know_what_follows_each_token() -> None:
     token_ids = [7]
     for _ in range(40):
         token_ids.append(int(successors.token_ids[successors.places[place_of[token_ids[-1]]]]))
-    (text,) = frozen.features([(token_ids, 1)])
-    found = accuracy.measure(synthetic_heads(frozen, DRAFT_COUNT), frozen, [text])
+    texts = frozen.read_texts([Output(tuple(token_ids), 1)])
+    found = accuracy.measure(synthetic_heads(frozen, DRAFT_COUNT), frozen, texts)
     assert min(found.likeliest) > 0.7
 
 

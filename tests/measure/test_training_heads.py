@@ -16,8 +16,9 @@ from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.heads import KINDS
 from training.__main__ import app
-from training.features import FrozenTarget, features_of
-from training.heads import begun_heads, fit_heads, right_shares
+from training.features import FrozenTarget, texts_of
+from training.heads import begun_heads, fit_heads, outputs_by_place, right_shares
+from training.outputs import Output
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -26,11 +27,32 @@ def test_heads_learn_what_follows(kind: str, pairs: dict[str, PairOfCheckpoints]
     frozen, rng = FrozenTarget(module), random.Random(3)
     prompts = [[rng.randrange(8, VOCABULARY_SIZE) for _ in range(9)] for _ in range(2)]
     outputs = [[*prompt, *[50 + place % 5 for place in range(20)]] for prompt in prompts]
-    texts = frozen.features([(output, 9) for output in outputs])
+    texts = frozen.read_texts([Output(tuple(output), 9) for output in outputs])
     heads = begun_heads(kind, frozen, 3)
     before = right_shares(heads, frozen, texts)
     fit_heads(heads, frozen, texts, step_count=2)
     assert len(right_shares(heads, frozen, texts, 5)) == len(before) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_side_by_side_are_learnt_as_each_alone(kind: str, pairs: dict[str, PairOfCheckpoints]) -> None:
+    """Padding and other texts change nothing that heads make of a text."""
+    frozen, rng = FrozenTarget.read(pairs["Llama"].target), random.Random(3)
+    outputs = [
+        Output(tuple(rng.randrange(8, VOCABULARY_SIZE) for _ in range(length)), prompt_count)
+        for length, prompt_count in ((30, 9), (12, 2), (5, 4), (3, 1))
+    ]
+    texts = frozen.read_texts(outputs)
+    heads = begun_heads(kind, frozen, 3)
+    together = texts.batch(texts.rows)
+    width = together.token_ids.shape[1]
+    with torch.inference_mode():
+        made = list(outputs_by_place(heads, frozen, together))
+        for line, alone in enumerate(texts.one_by_one()):
+            for place, (output, wanted) in enumerate(outputs_by_place(heads, frozen, alone)):
+                own = made[place][1] // width == line
+                assert (made[place][1][own] - line * width).tolist() == wanted.tolist()
+                torch.testing.assert_close(made[place][0][own], output, rtol=1e-3, atol=1e-3)
 
 
 def test_training_goes_on_from_earlier_heads(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
@@ -50,4 +72,4 @@ def test_heads_that_have_nothing_to_learn_from_are_refused(pairs: dict[str, Pair
     """Batches of nothing have no end."""
     (tmp_path / "outputs.json").write_text("[]")
     with pytest.raises(InvalidRequest, match="has no outputs to learn from"):
-        features_of(FrozenTarget.read(pairs["Llama"].target), tmp_path / "outputs.json", None)
+        texts_of(FrozenTarget.read(pairs["Llama"].target), tmp_path / "outputs.json", None)
