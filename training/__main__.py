@@ -249,7 +249,7 @@ def train_heads(
     write_heads(made.bfloat16(), frozen.config, folder)
     made.float()  # as it will be read
     title = f"{kind}, {progress.step_count} steps of {progress.token_count} tokens in all"
-    _show_shares(title, {top: heads.right_shares(made, frozen, held, top) for top in (1, 5)})
+    _show_shares(title, heads.right_shares(made, frozen, held, (1, 5)))
 
 
 def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:

@@ -76,6 +76,10 @@ class Texts:
     def one_by_one(self) -> Iterator[Batch]:
         return (self.batch([row]) for row in self.rows)
 
+    def once(self, token_budget: int) -> Iterator[Batch]:
+        """Yield each text once, those of similar length together."""
+        return map(self.batch, bucketed(self.rows, token_budget, random.Random(0)))
+
     def batches(self, token_budget: int, rng: random.Random) -> Iterator[Batch]:
         """Yield batches without end, all texts once before any comes again."""
         while True:

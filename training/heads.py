@@ -25,6 +25,8 @@ from training.loop import Progress, fit, mixed_precision
 PLACE_WEIGHT = 0.8
 """Weight of a place's loss over that of the place before."""
 DISTANCE_WEIGHT = 2.0
+TRIED_TOKENS = 4096
+"""Most tokens of texts that heads are tried with at once, padding included."""
 
 
 def begun_heads(kind: str, target: FrozenTarget, draft_count: int) -> HeadsModule:
@@ -154,15 +156,19 @@ def _through(heads: HeadsModule, rows: _Rows) -> Tensor:
     return hidden
 
 
-def right_shares(heads: HeadsModule, target: FrozenTarget, texts: Texts, top: int = 1) -> list[float]:
-    """Return for each place the share of drafts among whose `top` likeliest tokens is the text's."""
-    counts, totals = [0] * heads.draft_count, [0] * heads.draft_count
+def right_shares(
+    heads: HeadsModule, target: FrozenTarget, texts: Texts, tops: Sequence[int] = (1,)
+) -> dict[int, list[float]]:
+    """Return by top, for each place, the share of drafts among whose `top` likeliest tokens is the text's."""
+    counts = {top: [0] * heads.draft_count for top in tops}
+    totals = [0] * heads.draft_count
     with torch.inference_mode():
-        for batch in texts.one_by_one():
+        for batch in texts.once(TRIED_TOKENS):
             for place, (output, wanted) in enumerate(outputs_by_place(heads, target, batch)):
-                counts[place] += int(rights(output, target, batch, wanted, (top,))[top].sum())
+                for top, right in rights(output, target, batch, wanted, tops).items():
+                    counts[top][place] += int(right.sum())
                 totals[place] += len(output)
-    return [count / max(1, total) for count, total in zip(counts, totals, strict=True)]
+    return {top: [count / max(1, total) for count, total in zip(counts[top], totals, strict=True)] for top in tops}
 
 
 def rights(
