@@ -25,7 +25,7 @@ from paceline.errors import InvalidRequest, PacelineError
 from paceline.laws.points import write_points
 from paceline.process.cluster_plan import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
-from training.features import FrozenTarget, texts_of
+from training.features import FrozenTarget, Texts, texts_of
 from training.lessons import Lesson, lessons, read_lessons, write_lessons
 from training.loop import MAX_LENGTH, bucketed, fit, new_model, placed, save
 from training.tokenizer import read_tokenizer, save_tokenizer, train_tokenizer
@@ -229,16 +229,14 @@ def train_heads(
     torch.manual_seed(seed)
     frozen = FrozenTarget.read(target, device)
     texts = texts_of(frozen, outputs, features, most_outputs)
-    rows = random.Random(seed).sample(texts.rows, len(texts))
-    held_count = max(1, min(MOST_HELD, len(texts) // 20))
-    held = texts.part(rows[:held_count])
+    held, learnt = _parted(texts, seed)
     made = heads.begun_heads(kind, frozen, draft_count)
     if start_from:
         _go_on_from(start_from, made)
     progress = heads.fit_heads(
         made,
         frozen,
-        texts.part(rows[held_count:] or rows),
+        learnt,
         minutes=minutes,
         step_count=steps,
         peak_rate=2e-3 if start_from else 3e-3,
@@ -250,6 +248,13 @@ def train_heads(
     made.float()  # as it will be read
     title = f"{kind}, {progress.step_count} steps of {progress.token_count} tokens in all"
     _show_shares(title, heads.right_shares(made, frozen, held, (1, 5)))
+
+
+def _parted(texts: Texts, seed: int) -> tuple[Texts, Texts]:
+    """Return texts to try heads with, and others to learn from; of a single one, the same for both."""
+    rows = random.Random(seed).sample(texts.rows, len(texts))
+    held_count = max(1, min(MOST_HELD, len(texts) // 20))
+    return texts.part(rows[:held_count]), texts.part(rows[held_count:] or rows)
 
 
 def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:

@@ -142,21 +142,11 @@ class FrozenTarget:
 def texts_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int | None = None) -> Texts:
     """Return the outputs in a file, `most` of them, with features from `file`, which is written when it is missing.
 
-    Raise InvalidRequest when the file has features of something else, and when there are no outputs.
+    Raise InvalidRequest when the file has features of something else, and when there are no outputs of this target.
     """
-    own = [one for one in read_outputs(outputs)[:most] if len(one) >= LEAST_TOKENS]
-    if not own:
-        raise InvalidRequest(f"{outputs} has no outputs of {LEAST_TOKENS} tokens, prompts included; give longer ones")
+    own = _outputs(outputs, target.config.vocab_size, most)
     if file and file.exists():
-        wanted = (sum(map(len, own)), target.config.hidden_size)
-        kept = _kept(file)
-        if kept.ndim != 2 or len(kept) < wanted[0] or kept.shape[1] != wanted[1]:
-            raise InvalidRequest(
-                f"--features {file} has features of the form {tuple(kept.shape)}, and {outputs} with this target "
-                f"{wanted}; delete it, to have it made again",
-                field="features",
-            )
-        return target.read_texts(own, kept[: wanted[0]])
+        return target.read_texts(own, _kept(file, outputs, sum(map(len, own)), target.config.hidden_size))
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)  # before the target reads for minutes
     made = target.read_texts(own)
@@ -165,10 +155,30 @@ def texts_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int |
     return made
 
 
-def _kept(file: Path) -> Tensor:
+def _outputs(file: Path, vocabulary_size: int, most: int | None) -> list[Output]:
+    """Return those that heads can learn from."""
+    own = [one for one in read_outputs(file)[:most] if len(one) >= LEAST_TOKENS]
+    if not own:
+        raise InvalidRequest(f"{file} has no outputs of {LEAST_TOKENS} tokens, prompts included; give longer ones")
+    if (largest := max(max(one.token_ids) for one in own)) >= vocabulary_size:
+        raise InvalidRequest(
+            f"{file} has token id {largest}, and --target has {vocabulary_size} tokens; give outputs of this target",
+            field="outputs",
+        )
+    return own
+
+
+def _kept(file: Path, outputs: Path, token_count: int, size: int) -> Tensor:
     try:
-        return load_file(file)[NAME]
+        kept = load_file(file)[NAME]
     except (OSError, KeyError, SafetensorError) as error:
         raise InvalidRequest(
             f"--features {file} has no features ({error}); delete it, to have it made again", field="features"
         ) from error
+    if kept.ndim != 2 or len(kept) < token_count or kept.shape[1] != size:
+        raise InvalidRequest(
+            f"--features {file} has features of the form {tuple(kept.shape)}, and {outputs} with this target "
+            f"{(token_count, size)}; delete it, to have it made again",
+            field="features",
+        )
+    return kept[:token_count]

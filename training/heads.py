@@ -9,13 +9,14 @@ Kinds that repeat their layers go through them here as they do where they are se
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import DynamicCache
 
 from paceline.engine.heads.interface import HeadsModule
 from paceline.engine.heads.reading import new_heads
@@ -78,82 +79,73 @@ def outputs_by_place(heads: HeadsModule, target: FrozenTarget, batch: Batch) -> 
     These are tokens of outputs, all that have a state before them, as indexes into the batch's tokens laid end to end,
     on the CPU. The tokens before are the text's, the states the heads' own.
     """
-    device, (height, width) = target.device, batch.token_ids.shape
+    width = batch.token_ids.shape[1]
     lengths = torch.tensor([len(text) for text in batch.texts])[:, None]
     prompts = torch.tensor([text.prompt_count for text in batch.texts])[:, None]
     # The state at token t knows the token after it, and drafts token t + 2 + place.
     first = (prompts - 1 - heads.draft_count).clamp_min(0)
     starts = first + torch.arange(int((lengths - 2 - first).max().clamp_min(0)))
-    lines = torch.arange(height)[:, None]
-
-    def at(values: Tensor, tokens: Tensor) -> Tensor:
-        """Return the values at some tokens of each text, [B, S, H]."""
-        places = lines * values.shape[1] + tokens.clamp_max(values.shape[1] - 1)
-        return values.flatten(0, 1).index_select(0, places.flatten().to(device)).view(*tokens.shape, -1)
-
-    embedded = target.embedded(batch.token_ids)
+    embedded, layers = target.embedded(batch.token_ids), _Layers(heads)
     entered = heads.enter(batch.features[:, :-2].float(), embedded[:, 1:-1])
-    seen = torch.arange(width - 2).expand(height, -1)
-    rows = _Rows(entered, seen, torch.zeros_like(seen))
-    state = heads.leave(at(_through(heads, rows), starts), at(embedded, starts + 1))
+    of_text = layers.through(entered, torch.arange(width - 2).expand(len(lengths), -1), 0)
+    state = heads.leave(_at(of_text, starts), _at(embedded, starts + 1))
     for place in range(heads.draft_count):
         drafted = starts + 2 + place
         wanted = (drafted >= prompts) & (drafted < lengths)
         if not wanted.any():
             return
-        chosen = wanted.flatten().nonzero()[:, 0].to(device)
+        chosen = wanted.flatten().nonzero()[:, 0].to(target.device)
         output = heads.output(state, place).flatten(0, 1).index_select(0, chosen)
-        yield output, (lines * width + drafted)[wanted]
+        yield output, (torch.arange(len(lengths))[:, None] * width + drafted)[wanted]
         if place + 1 == heads.draft_count:
             return
-        following = at(embedded, drafted)
+        following = _at(embedded, drafted)
         state = heads.follow(state, following)
         if heads.repeats_layers:
-            rows = rows.with_drafts(state, starts)
-            state = heads.leave(_through(heads, rows)[:, -starts.shape[1] :], following)
+            state = heads.leave(layers.through(state, starts, place + 1), following)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """What goes through layers at once: texts, then for each draft another part, with a row for each token."""
+def _at(values: Tensor, tokens: Tensor) -> Tensor:
+    """Return the values [B, T, H] at some tokens [B, S] of each text, [B, S, H]; beyond the end, the last."""
+    height, width = values.shape[:2]
+    places = torch.arange(height)[:, None] * width + tokens.clamp_max(width - 1)
+    return values.flatten(0, 1).index_select(0, places.flatten().to(values.device)).view(*tokens.shape, -1)
 
-    values: Tensor
-    """[B, R, H]"""
-    starts: Tensor
-    """The token of the text whose drafts a row belongs to, [B, R]; a row of the text belongs to its own."""
-    parts: Tensor
-    """The part of each row, [B, R]: 0 for the text, then the places of drafts."""
 
-    def with_drafts(self, values: Tensor, starts: Tensor) -> "_Rows":
-        """Add a draft after each of the tokens at `starts`, [B, S]."""
-        part = self.parts[:, -1:] + 1
-        return _Rows(
-            torch.cat((self.values, values), 1),
-            torch.cat((self.starts, starts), 1),
-            torch.cat((self.parts, part.expand(starts.shape)), 1),
+class _Layers:
+    """The layers of heads over a batch: first over its texts, then over drafts, place by place, behind the texts."""
+
+    def __init__(self, heads: HeadsModule) -> None:
+        self._body = heads.body
+        # From transformers 5.24 on models call it so, and the older name ends with 5.40.
+        names = signature(heads.body.forward).parameters if heads.body else ()
+        self._cache = {"cache" if "cache" in names else "past_key_values": DynamicCache()}
+        self._starts = self._parts = torch.empty(0, dtype=torch.long)
+
+    def through(self, values: Tensor, starts: Tensor, part: int) -> Tensor:
+        """Return what the layers make of rows [B, S, H]: of part 0 those of texts, of part p drafts of place p.
+
+        `starts` [B, S] are the tokens of the text whose drafts rows belong to; a row of the text belongs to its own.
+        """
+        if not self._body:
+            return values
+        parts = torch.full_like(starts, part)
+        self._starts = torch.cat((self._starts, starts), 1) if part else starts
+        self._parts = torch.cat((self._parts, parts), 1) if part else parts
+        made = self._body(
+            inputs_embeds=values,
+            position_ids=(starts + part).to(values.device),
+            attention_mask=self._seen(starts).to(values.device)[:, None],
+            use_cache=True,
+            **self._cache,
         )
+        hidden: Tensor = made.last_hidden_state
+        return hidden
 
-    def seen(self) -> Tensor:
-        """Return which rows each one sees, [B, R, R]: the text up to its start, and its start's earlier drafts."""
-        device = self.values.device
-        starts, parts = self.starts.to(device), self.parts.to(device)
-        of_text = (parts == 0)[:, None] & (starts[:, None] <= starts[..., None])
-        own = (starts[:, None] == starts[..., None]) & (parts[:, None] <= parts[..., None])
-        return of_text | own
-
-
-def _through(heads: HeadsModule, rows: _Rows) -> Tensor:
-    """Return what the layers make of rows."""
-    if not heads.body:
-        return rows.values
-    made = heads.body(
-        inputs_embeds=rows.values,
-        position_ids=(rows.starts + rows.parts).to(rows.values.device),
-        attention_mask=rows.seen()[:, None],
-        use_cache=False,
-    )
-    hidden: Tensor = made.last_hidden_state
-    return hidden
+    def _seen(self, starts: Tensor) -> Tensor:
+        """Return which of all rows R the last ones see, [B, S, R]: texts up to their start, its earlier drafts."""
+        of_text = (self._parts == 0)[:, None] & (self._starts[:, None] <= starts[..., None])
+        return of_text | (self._starts[:, None] == starts[..., None])
 
 
 def right_shares(

@@ -70,8 +70,22 @@ def test_training_goes_on_from_earlier_heads(pairs: dict[str, PairOfCheckpoints]
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_heads_that_have_nothing_to_learn_from_are_refused(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "complaint"),
+    [
+        ([], "has no outputs to learn from"),
+        ([{"token_ids": [20, 21], "prompt_count": 1}], "no outputs of 3 tokens"),
+        (
+            [{"token_ids": [20, 21, VOCABULARY_SIZE], "prompt_count": 1}],
+            f"token id {VOCABULARY_SIZE}, and --target",
+        ),
+    ],
+    ids=["none", "too short", "another vocabulary"],
+)
+def test_heads_that_cannot_learn_from_outputs_are_refused(
+    outputs: list[object], complaint: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
     """Batches of nothing have no end."""
-    (tmp_path / "outputs.json").write_text("[]")
-    with pytest.raises(InvalidRequest, match="has no outputs to learn from"):
+    (tmp_path / "outputs.json").write_text(json.dumps(outputs))
+    with pytest.raises(InvalidRequest, match=complaint):
         texts_of(FrozenTarget.read(pairs["Llama"].target), tmp_path / "outputs.json", None)
