@@ -230,9 +230,7 @@ def train_heads(
     frozen = FrozenTarget.read(target, device)
     texts = texts_of(frozen, outputs, features, most_outputs)
     held, learnt = _parted(texts, seed)
-    made = heads.begun_heads(kind, frozen, draft_count)
-    if start_from:
-        _go_on_from(start_from, made)
+    made = _begun(kind, frozen, draft_count, start_from)
     progress = heads.fit_heads(
         made,
         frozen,
@@ -246,8 +244,10 @@ def train_heads(
     )
     write_heads(made.bfloat16(), frozen.config, folder)
     made.float()  # as it will be read
-    title = f"{kind}, {progress.step_count} steps of {progress.token_count} tokens in all"
-    _show_shares(title, heads.right_shares(made, frozen, held, (1, 5)))
+    _show_shares(
+        f"{kind}, {progress.step_count} steps, {progress.token_count} tokens",
+        heads.right_shares(made, frozen, held, (1, 5)),
+    )
 
 
 def _parted(texts: Texts, seed: int) -> tuple[Texts, Texts]:
@@ -263,16 +263,19 @@ def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:
         console.print(f"{title}: right among the {top} likeliest, by place: {shown}")
 
 
-def _go_on_from(folder: Path, made: HeadsModule) -> None:
-    """Give heads the weights of earlier ones. Raise InvalidRequest when these are of another form."""
-    try:
-        made.load_state_dict(load_file(folder / WEIGHTS))
-    except (OSError, RuntimeError, SafetensorError) as error:
-        raise InvalidRequest(
-            f"--start-from {folder} has no weights of {made.kind} heads for this target and --draft-count "
-            f"{made.draft_count}; name a folder of such heads, or leave it out",
-            field="start_from",
-        ) from error
+def _begun(kind: str, frozen: FrozenTarget, draft_count: int, start_from: Path | None) -> HeadsModule:
+    """Return fresh heads, or earlier ones. Raise InvalidRequest when these are of another form."""
+    made = heads.begun_heads(kind, frozen, draft_count)
+    if start_from:
+        try:
+            made.load_state_dict(load_file(start_from / WEIGHTS))
+        except (OSError, RuntimeError, SafetensorError) as error:
+            raise InvalidRequest(
+                f"--start-from {start_from} has no weights of {kind} heads for this target and --draft-count "
+                f"{draft_count}; name a folder of such heads, or leave it out",
+                field="start_from",
+            ) from error
+    return made
 
 
 @app.command("grid")
