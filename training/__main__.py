@@ -43,6 +43,9 @@ OutputsFile = Annotated[
         "--outputs", help="The target's outputs, as `training outputs` writes them", exists=True, dir_okay=False
     ),
 ]
+EarlierHeads = Annotated[
+    Path | None, typer.Option(help="Heads of this kind to go on from; unset: fresh ones", exists=True, file_okay=False)
+]
 VOCABULARY_SIZE = 4096
 MOST_HELD = 1000
 """Outputs that heads are tried with, and do not learn from."""
@@ -217,10 +220,7 @@ def train_heads(
     draft_count: Annotated[int, typer.Option(min=1)] = 3,
     most_outputs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: int = 4,
-    start_from: Annotated[
-        Path | None,
-        typer.Option(help="Heads of this kind to go on from; unset: fresh ones", exists=True, file_okay=False),
-    ] = None,
+    start_from: EarlierHeads = None,
     device: Device = "auto",
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
