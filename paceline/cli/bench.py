@@ -110,6 +110,12 @@ class BenchFlags:
         )
         if HEADS in plan.kinds and pair.heads == NO_HEADS:
             raise InvalidRequest("--systems has heads, and there are none; give --heads", field="systems")
+        if self.gguf and LLAMA_CPP not in plan.kinds:
+            raise InvalidRequest(
+                f"--gguf {self.gguf} is for {LLAMA_CPP}, which --systems {self.systems} lacks; add it there, or leave "
+                "--gguf out",
+                field="gguf",
+            )
         if not groups(plan):
             raise InvalidRequest(
                 f"--systems {self.systems} leaves nothing to measure: no peer drafts with a model without "

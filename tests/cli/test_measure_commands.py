@@ -184,6 +184,7 @@ def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
         (["equivalence", "--input", str(tmp_path / "empty.jsonl")], "empty.jsonl holds no lines"),
         (["bench", "--input", file, "--category", "art"], "'art' is not in"),
         (["bench", "--systems", "plain,heads"], "--systems has heads, and there are none; give --heads"),
+        (["bench", "--systems", "hf,plain", "--gguf", file], "is for llama.cpp, which --systems hf,plain lacks"),
         (["bench", "--systems", "speculative,vllm"], "--systems has 'vllm'; give any of hf,"),
         (["bench", "--source-sets", "all,luck"], "--source-sets has 'luck'; give all, or any of draft, suffix,"),
         (["bench", "--by-category"], "--by-category needs lines with a `category`"),
