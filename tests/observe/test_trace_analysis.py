@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from collections import defaultdict
 from dataclasses import replace
 from io import StringIO
@@ -252,6 +253,13 @@ def test_a_line_cut_short_by_a_kill_is_passed_over_and_a_wrong_one_named(tmp_pat
             read_spans([str(path)])
     with pytest.raises(InvalidRequest, match="missing.jsonl cannot be read"):
         read_spans([str(tmp_path / "missing.jsonl")])
+
+
+def test_a_taken_port_to_receive_at_is_named_with_its_flag() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        status, out, err = paceline_here("trace", "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+    assert (status, out) == (1, "")
+    assert "the port is taken; choose another --listen" in err
 
 
 @pytest.mark.parametrize("name", ["name", "trace_id", "span_id", "parent_id", "service", "instance", "attributes"])

@@ -15,6 +15,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from paceline.observe.records import EventRecord, LinkRecord, SpanRecord
 from paceline.wire import running_server
+from paceline.wire.ports import Listening, check_ports_free
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TraceService"].full_name
 KINDS = {Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_CLIENT: "client"}
@@ -36,6 +37,7 @@ class Receiver(TraceServiceServicer):
 async def running_receiver(host: str, port: int) -> AsyncIterator[Receiver]:
     """Receive while the block runs. Raise AddressInUse or StartupError."""
     receiver = Receiver()
+    check_ports_free([Listening("--listen", host, port)])  # the server knows no flag but its own
     async with running_server(
         host, port, [SERVICE_NAME], lambda server: add_receiver(receiver, server), grace_s=1
     ) as server:
