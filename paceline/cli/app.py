@@ -25,6 +25,7 @@ from paceline.cli import (
     trace,
     up,
 )
+from paceline.cli.consoles import take_any_text
 from paceline.cli.run import command as run
 from paceline.errors import PacelineError
 from paceline.extras import named_extras
@@ -82,6 +83,7 @@ app.add_typer(laws.app, name="laws")
 
 
 def _run() -> None:
+    take_any_text()
     try:
         app()
     except SystemExit:

@@ -1,6 +1,5 @@
 """`paceline generate`: one prompt or conversation, streamed."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli.connection import Connection, connected, missing_sources, with_connection_flags
-from paceline.cli.consoles import words_console
+from paceline.cli.consoles import print_json, words_console
 from paceline.cli.conversation import ConversationFlags, with_conversation_flags
 from paceline.cli.options import (
     Chat,
@@ -136,7 +135,7 @@ async def _generate(
             console.print(missing, style="yellow", soft_wrap=True)
         if as_json:
             completion = await client.complete(request, timeout_s=timeout_s)
-            print(json.dumps(answer_fields(completion), ensure_ascii=False))
+            print_json(answer_fields(completion))
             return
         async for piece in client.generate(request, timeout_s=timeout_s):
             print("".join(token.text for token in piece.tokens), end="", flush=True)

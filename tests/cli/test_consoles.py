@@ -1,5 +1,9 @@
 """What commands print: names and paths as they are."""
 
+import json
+import os
+import subprocess
+import sys
 from io import StringIO
 from pathlib import Path
 
@@ -7,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from paceline.cli.progress import work_progress
-from tests.commands import paceline_here
+from tests.commands import ROOT, paceline_here
 
 NAMES = ["[v2]", "[/x]", ":smile:"]
 """Rich would leave out the first, refuse the second, and show a face for the third."""
@@ -29,3 +33,29 @@ def test_a_category_is_shown_as_it_is_beside_its_progress(name: str) -> None:
         work.started(f"B = 8, {name}", 1)
         work.advanced()
     assert f"B = 8, {name}" in shown.getvalue()
+
+
+# A command that prints what a model wrote, to a terminal whose encoding has no such letters.
+PRINTED = """
+import sys
+from paceline.cli import app
+from paceline.cli.consoles import print_json, words_console
+
+def printed():
+    print("é€")
+    words_console().print("😀")
+    print_json({"text": "é😀"})
+
+app.app = printed
+app.main()
+"""
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", r"\xe9\u20ac"), ("latin-1", r"é\u20ac"), ("utf-8", "é€")])
+def test_an_output_is_shown_whatever_the_encoding(encoding: str, shown: str) -> None:
+    code = [sys.executable, "-c", PRINTED]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": encoding}
+    done = subprocess.run(code, capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text, _, found = done.stdout.decode(encoding).splitlines()
+    assert (text, json.loads(found)) == (shown, {"text": "é😀"})
