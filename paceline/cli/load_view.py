@@ -64,7 +64,7 @@ def summary_lines(summary: LoadSummary) -> list[str]:
     if summary.good_count is not None:
         sent_count = sum(summary.counts.values())
         lines.append(f"{summary.good_count} of {sent_count} within the objectives, {summary.good_per_s:.2f} requests/s")
-    lines += [f"{count} times {error}" for error, count in summary.errors.items()]
+    lines += [f"{count} times {error}: {summary.messages[error]}" for error, count in summary.errors.items()]
     if summary.late_s > 0.1:
         lines.append(f"sent up to {summary.late_s:.2f} s late: this sender could not keep up with the rate")
     return lines

@@ -26,6 +26,13 @@ def test_load_reports_every_request_and_leaves_a_file_and_a_plot(tmp_path: Path,
     assert (tmp_path / "results" / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_load_says_why_requests_were_refused(tmp_path: Path, services_here: None) -> None:
+    flags = ["--rate", "40", "--requests", "3", "--max-new-tokens", "0", "--output", str(tmp_path), "--no-plot"]
+    status, out, _ = paceline_here("load", *flags)
+    assert status == 0
+    assert "3 times INVALID_REQUEST: max_new_tokens is 0; after a prompt of " in " ".join(out.split())
+
+
 def test_load_sends_what_drafts_may_come_from(tmp_path: Path, services_here: None) -> None:
     flags = ["--rate", "40", "--requests", "2", "--max-new-tokens", "6", "--output", str(tmp_path), "--no-plot"]
     status, _, err = paceline_here("load", *flags, "--draft-sources", "suffix,draft", "--forbid-sources", "draft")

@@ -100,11 +100,12 @@ async def test_latency_counts_from_the_planned_arrival_even_when_the_sender_was_
 
 
 async def test_rejected_and_failed_requests_are_counted_by_reason_and_have_no_part_in_latencies() -> None:
-    errors: dict[str, PacelineError] = {"0": Overloaded("full"), "1": CallTimedOut("late"), "2": Overloaded("full")}
+    errors: dict[str, PacelineError] = {"0": Overloaded("full"), "1": CallTimedOut("late"), "2": Overloaded("full too")}
     log = await run([1.0, 2.0, 3.0, 4.0], 1.0, 3.0, errors)
     summary = summarize(log.records, Objectives(first_token_s=1.0))
     assert summary.counts == {"completed": 1, "rejected": 2, "failed": 1, "unfinished": 0}
     assert summary.errors == {"OVERLOADED": 2, "CALL_TIMED_OUT": 1}
+    assert summary.messages == {"OVERLOADED": "full", "CALL_TIMED_OUT": "late"}
     assert summary.latency_s is not None
     assert (summary.latency_s.p50, summary.latency_s.p99) == (4, 4)
     assert summary.queued_s is not None

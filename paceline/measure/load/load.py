@@ -41,6 +41,8 @@ class SentRequest:
     """Usage of a completed request; None otherwise."""
     error: str = ""
     """Reason of the failure, by the names of `paceline.errors`; empty without a failure."""
+    message: str = ""
+    """What the failure says for people."""
 
     @property
     def output_count(self) -> int:
@@ -118,7 +120,7 @@ async def run_loops(requests: Sequence[GenerationRequest], client_count: int, ge
 async def _send(planned_s: float, request: GenerationRequest, generate: Generate, log: LoadLog) -> None:
     sent_s = log.elapsed_s()
     token_times: list[tuple[float, int]] = []
-    outcome, usage, error = Outcome.UNFINISHED, None, ""
+    outcome, usage, error, message = Outcome.UNFINISHED, None, "", ""
     try:
         async for piece in generate(request):
             if piece.tokens:
@@ -127,10 +129,11 @@ async def _send(planned_s: float, request: GenerationRequest, generate: Generate
             if piece.finish:
                 outcome, usage = Outcome.COMPLETED, piece.finish.usage
         if usage is None:
-            outcome, error = Outcome.FAILED, "NO_FINISH"
+            outcome, error, message = Outcome.FAILED, "NO_FINISH", "the stream ended without a finish"
     except Overloaded as failure:
-        outcome, error = Outcome.REJECTED, failure.reason
+        outcome, error, message = Outcome.REJECTED, failure.reason, failure.message
     except PacelineError as failure:
-        outcome, error = Outcome.FAILED, failure.reason
+        outcome, error, message = Outcome.FAILED, failure.reason, failure.message
     finally:
-        log.records.append(SentRequest(planned_s, sent_s, log.elapsed_s(), outcome, tuple(token_times), usage, error))
+        times = (planned_s, sent_s, log.elapsed_s())
+        log.records.append(SentRequest(*times, outcome, tuple(token_times), usage, error, message))

@@ -49,6 +49,8 @@ class LoadSummary:
     """Requests by outcome."""
     errors: dict[str, int]
     """Requests by the reason of their rejection or failure."""
+    messages: dict[str, str]
+    """By the reason, what the first of these said."""
     first_token_s: Percentiles | None
     """Percentiles here and below are None when no request has the figure."""
     per_token_s: Percentiles | None
@@ -80,6 +82,7 @@ def summarize(records: Sequence[SentRequest], objectives: Objectives) -> LoadSum
         elapsed_s=elapsed_s,
         counts={outcome.value: sum(record.outcome is outcome for record in records) for outcome in Outcome},
         errors=dict(Counter(record.error for record in records if record.error)),
+        messages={record.error: record.message for record in reversed(records) if record.error},
         first_token_s=_percentiles(record.first_token_s for record in completed),
         per_token_s=_percentiles(record.per_token_s for record in completed),
         latency_s=_percentiles(record.latency_s for record in completed),
