@@ -15,7 +15,7 @@ import grpc
 from paceline.codec.callers import caller_to_pb
 from paceline.codec.status import error_from_pb
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
-from paceline.tasks import kept_task
+from paceline.tasks import kept_task, outlasting
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
@@ -247,7 +247,7 @@ class _Opened:
 
     async def _written(self, message: pb.GenerateStreamRequest) -> None:
         """Write in a task of its own: gRPC cancels a stream, and so all its calls, with a task that writes to it."""
-        await asyncio.shield(kept_task(self._write(message), self._telling))
+        await outlasting(self._write(message), self._telling)
 
     async def _write(self, message: pb.GenerateStreamRequest) -> None:
         async with self._writing:

@@ -1,4 +1,4 @@
-"""Tasks that run side by side, of which the first failure ends all, and tasks that nobody waits for."""
+"""Tasks that run side by side, of which the first failure ends all, and tasks that outlast who began them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -30,3 +30,13 @@ def kept_task(work: Coroutine[Any, Any, Result], tasks: set[asyncio.Task[Result]
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task
+
+
+async def outlasting(work: Coroutine[Any, Any, Result], tasks: set[asyncio.Task[Result]]) -> Result:
+    """Wait for work that goes on where its caller is cancelled, in a task that `tasks` holds.
+
+    How it ends then concerns nobody: asyncio would log a failure that nobody looked at, with its traceback.
+    """
+    task = kept_task(work, tasks)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    return await asyncio.shield(task)

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from paceline.tasks import kept_task
+from paceline.tasks import kept_task, outlasting
 
 UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
@@ -153,7 +153,7 @@ class _Stream:
         sending = self._sent(request, answer)
         try:
             # gRPC cancels a stream with a task that writes to it, so where others wait, another task writes.
-            await (sending if len(self._waiting) == 1 else asyncio.shield(kept_task(sending, self._sends)))
+            await (sending if len(self._waiting) == 1 else outlasting(sending, self._sends))
             return await answer
         except asyncio.CancelledError:
             answer.cancel()
