@@ -28,6 +28,7 @@ from paceline.client import Client, Completion
 from paceline.observe.records import read_spans
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.launcher import running_cluster
+from paceline.tasks import side_by_side
 from paceline.types import (
     ClusterDescription,
     DraftSource,
@@ -158,14 +159,18 @@ async def _measure(client: Client, requests: Sequence[GenerationRequest]) -> Mea
 
 
 async def _stream(console: Console, client: Client, requests: Sequence[GenerationRequest]) -> None:
-    """Generate all at once, which also warms up; print the first in order, the one whose turn it is as it comes."""
+    """Generate all at once, which also warms up; print the first in order, the one whose turn it is as it comes.
+
+    The first that fails ends all, and so does Ctrl-C.
+    """
     streams: list[asyncio.Queue[OutputPiece]] = [asyncio.Queue() for _ in requests]
-    tasks = [asyncio.create_task(_fill(client, *pair)) for pair in zip(requests, streams, strict=True)]
-    for prompt, stream, task in zip(SHOWN, streams, tasks, strict=False):
-        await _print_stream(console, prompt, stream, task)
-    more = len(PROMPTS) - len(SHOWN)
-    console.print(f"{more} more answers are measured, not shown.\n")
-    await asyncio.gather(*tasks)
+    async with side_by_side() as together:
+        for request, stream in zip(requests, streams, strict=True):
+            together.create_task(_fill(client, request, stream))
+        for prompt, stream in zip(SHOWN, streams, strict=False):
+            await _print_stream(console, prompt, stream)
+        more = len(PROMPTS) - len(SHOWN)
+        console.print(f"{more} more answers are measured, not shown.\n")
 
 
 async def _fill(client: Client, request: GenerationRequest, stream: asyncio.Queue[OutputPiece]) -> None:
@@ -173,22 +178,15 @@ async def _fill(client: Client, request: GenerationRequest, stream: asyncio.Queu
         stream.put_nowait(piece)
 
 
-async def _print_stream(
-    console: Console, prompt: str, stream: asyncio.Queue[OutputPiece], task: asyncio.Task[None]
-) -> None:
+async def _print_stream(console: Console, prompt: str, stream: asyncio.Queue[OutputPiece]) -> None:
     console.print(prompt, style="bold")
-    while True:
-        getter = asyncio.ensure_future(stream.get())
-        await asyncio.wait([getter, task], return_when=asyncio.FIRST_COMPLETED)
-        if not getter.done() and stream.empty():
-            getter.cancel()
-            await task  # raises why the stream ended early
-        piece = await getter
+    is_over = False
+    while not is_over:
+        piece = await stream.get()
         for token in piece.tokens:
             console.print(_styled(token), end="")
-        if piece.finish:
-            console.print("\n")
-            return
+        is_over = piece.finish is not None
+    console.print("\n")
 
 
 def _reference(
