@@ -16,6 +16,7 @@ import grpc
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.memory import Configuration
 from benchmarks.resident import Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
@@ -138,4 +139,4 @@ def main(duration_s: Annotated[float, typer.Option(help="Of each service")] = 60
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

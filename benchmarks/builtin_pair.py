@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.questions import encode_questions
 from paceline.client import Client
 from paceline.measure.alternate import median_tokens_per_s, timed_passes
@@ -71,4 +72,4 @@ def summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> dic
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from benchmarks.processes import environment, latest_process
 from benchmarks.resident import Resident
 from benchmarks.scrapes import scraped
@@ -172,4 +172,4 @@ def main(memory_mib: str = "64,128,256", tokens: str = "128,512", draft_count: i
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -22,6 +22,7 @@ import uvloop
 from grpc.aio import EOF
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.processes import coordinator_process, cpu_s
 from benchmarks.suffixes import suffixes
 from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
@@ -309,4 +310,4 @@ async def _by_stream(address: str, requests: Sequence[GenerationRequest]) -> Non
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

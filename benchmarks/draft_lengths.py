@@ -23,6 +23,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.drafts import write_random_draft, write_slow_draft
 from benchmarks.questions import encode_questions
 from paceline.measure.alternate import median_tokens_per_s, timed_passes
@@ -166,4 +167,4 @@ def _row(part: str, runs: Measurements) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from paceline.client import Client
 from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem, Predictions
@@ -87,4 +88,4 @@ def summary(measured: dict[str, list[Measured]]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.commands import run_command
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
@@ -243,4 +244,4 @@ def stall(runner: Runner) -> Iterable[tuple[str, str]]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -20,6 +20,7 @@ from typing import Any
 import typer
 from typer.testing import CliRunner
 
+from benchmarks.commands import run_command
 from paceline.cli.app import app as paceline
 from tests.clusters import cluster
 
@@ -118,4 +119,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

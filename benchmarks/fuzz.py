@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from paceline.files import replace_file
 from tests.fuzzing.arena import Arena, Unsound
 from tests.fuzzing.attack import attack_until, running_arena
@@ -79,4 +80,4 @@ def show(attacked: Arena) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

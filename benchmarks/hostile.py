@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.coordinator import InstantDrafter, NoModel, builtin_tokenizer, served_draft
 from paceline.client import Client
 from paceline.measure.cluster import ClusterSystem
@@ -124,4 +125,4 @@ def counts(plain: Measured, measured: Measured) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

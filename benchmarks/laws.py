@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from benchmarks.questions import encode_questions
 from paceline.cli.options import comma_counts
 from paceline.client import NO_RETRIES, Client
@@ -162,4 +163,4 @@ def _show(batch_size: int, choices: Sequence[Speeds]) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -18,6 +18,7 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.resident import Resident
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from paceline.checks import DECODED_TOKENS
@@ -317,4 +318,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -10,10 +10,10 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from paceline.cli.prompts import PROMPTS
 from paceline.client import Client
 from paceline.engine.attention.paged import PagedAttention
@@ -150,4 +150,4 @@ async def answer(client: Client, max_new_tokens: int, max_draft_count: int | Non
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

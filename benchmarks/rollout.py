@@ -27,6 +27,7 @@ import yaml
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from benchmarks.commands import run_command
 from benchmarks.soak.requests import Asked, make_requests, with_references
 from paceline.client import Client
 from paceline.errors import PacelineError
@@ -264,4 +265,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -17,6 +17,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM
 
+from benchmarks.commands import run_command
 from benchmarks.gpu.pairs import cut
 from benchmarks.launches import Launches, counted_launches
 from draft_service.drafter import Drafter
@@ -210,4 +211,4 @@ def timed(work: Callable[[], Any], device: torch.device, repeats: int) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -15,6 +15,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from benchmarks.processes import coordinator_process, cpu_s, tree_cpu_s
 from benchmarks.timed_services import CostsFile, DraftTime, VerifyTime, timed_services
 from paceline.client import Client
@@ -136,4 +137,4 @@ async def _statistics(client: Client) -> ClusterStatistics:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -18,6 +18,7 @@ import psutil
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.processes import coordinator_process, cpu_s
 from benchmarks.questions import encode_questions
 from paceline.client import Client, Completion
@@ -172,4 +173,4 @@ async def _grouping(prompt_count: int, max_new_tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -21,6 +21,8 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands import run_command
+
 ROOT = Path(__file__).parent.parent
 FUZZ_INPUTS = 500
 """Fuzz inputs of a pass: about a third of its time."""
@@ -153,4 +155,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

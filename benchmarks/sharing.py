@@ -8,7 +8,6 @@ costs each process.
 
 import asyncio
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -22,12 +21,12 @@ import psutil
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.processes import cpu_s, latest_process
 from benchmarks.scrapes import scraped
 from paceline.cli.options import InputFile
 from paceline.cli.prompts import selected_lines
 from paceline.client import Client
-from paceline.errors import PacelineError
 from paceline.measure.contention import Contention, MachineWatch, counting, was_quiet
 from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.cluster_plan import ClusterOptions, divided_threads
@@ -255,7 +254,4 @@ def _summary(measured: Mapping[str, Sequence[Window]]) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except PacelineError as error:
-        sys.exit(f"benchmarks.sharing: {error.message}")
+    run_command(main)

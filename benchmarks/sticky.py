@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteVerifier
@@ -192,4 +193,4 @@ def sticky(
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -17,6 +17,7 @@ import psutil
 import typer
 import uvloop
 
+from benchmarks.commands import run_command
 from benchmarks.coordinator import (
     MAX_LENGTH,
     InstantDrafter,
@@ -106,4 +107,4 @@ async def timed_services(*flags: str) -> AsyncIterator[Services]:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

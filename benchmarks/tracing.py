@@ -22,11 +22,11 @@ from typing import Any
 
 import grpc
 import psutil
-import typer
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.processes import environment
 from coordinator.door.tracer import TOLD_WITHIN_S, RequestTracer, begin_request
 from coordinator.requests.generation import Generation, Request
@@ -186,4 +186,4 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

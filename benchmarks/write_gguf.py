@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import gguf
 import torch
-import typer
 from transformers import AutoModelForCausalLM
 
+from benchmarks.commands import run_command
 from paceline.builtin import resolve_model
 from paceline.files import replacing
 
@@ -111,4 +111,4 @@ def _interleaved(weight: torch.Tensor, head_count: int) -> torch.Tensor:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

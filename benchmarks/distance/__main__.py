@@ -6,7 +6,6 @@ all bytes: half of the round trip each way. Exit status 1 when an output differs
 
 import asyncio
 import os
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -16,13 +15,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.distance.measuring import DistancePlan, Observer, exact_loop, measure
 from benchmarks.distance.report import console_table, notes, plot, report
 from benchmarks.distance.result import Comparison, DistanceResult, to_json
 from paceline.cli.options import InputFile, comma_counts, comma_list
 from paceline.cli.progress import work_progress
 from paceline.cli.prompts import selected_lines
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest
 from paceline.files import replace_file
 from paceline.measure.contention import MachineWatch
 from paceline.measure.figures import check_plots
@@ -105,7 +105,4 @@ def _measured(plan: DistancePlan, prompts: list[tuple[int, ...]], input_name: st
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except PacelineError as error:
-        sys.exit(f"benchmarks.distance: {error.message}")
+    run_command(main)

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from benchmarks.commands import run_command
 from benchmarks.door.parts import PARTS, TARGET, Sizes
 from paceline.cli.options import InputFile
 from paceline.cli.prompts import selected_lines
@@ -42,4 +43,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.gpu.exactness import exactness_parts
 from benchmarks.gpu.kernels import kernel_parts, sanitizer_parts
 from benchmarks.gpu.plan import StagePlan
@@ -73,4 +74,4 @@ def machine(plan: StagePlan) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

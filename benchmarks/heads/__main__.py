@@ -8,6 +8,7 @@ import torch
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.heads import accuracy, exact, served
 from benchmarks.heads import report as reports
 from benchmarks.heads.learning import learn, learnt
@@ -195,4 +196,4 @@ def _use_threads(count: int | None) -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.commands import run_command
 from benchmarks.overload import arrivals, holds
 from paceline.files import replace_file
 
@@ -39,4 +40,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.questions import encode_questions
 from benchmarks.simulation.comparing import FIGURES, compare, holds, table_of, write_plot
 from benchmarks.simulation.measuring import measure, read_real, write_real
@@ -81,4 +82,4 @@ def simulate_stages() -> None:
 
 
 if __name__ == "__main__":
-    app()
+    run_command(app)

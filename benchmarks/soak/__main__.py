@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks.commands import run_command
 from benchmarks.soak.clients import PATIENCE_S
 from benchmarks.soak.cluster import SoakOptions
 from benchmarks.soak.faults import KINDS
@@ -75,4 +76,4 @@ def connecting(certificates: RunCertificates | None, retries: RetryPolicy) -> Co
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_command(main)
