@@ -6,7 +6,7 @@ drafts are asked for.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from coordinator.drafting.guarded_draft import GuardedDraft
 from coordinator.protocols import Deadline, RemoteDraft
@@ -98,7 +98,10 @@ class ReplicatedDrafter:
             else:
                 parts[home].append(index)
         calls = [_answer(draft, [rows[index] for index in part], deadline) for draft, part in parts.items()]
-        answers = await results_of(calls)
+        try:
+            answers = await results_of(calls)
+        finally:
+            self._owe_left(rows, parts)
         failures = [answer for answer in answers if isinstance(answer, PacelineError)]
         if failures and len(failures) == len(answers):
             raise failures[0]
@@ -108,6 +111,15 @@ class ReplicatedDrafter:
         timings = [answer.timing for answer in answers if isinstance(answer, Proposals)]
         slowest = max(timings, key=lambda timing: timing.queued_s + timing.executed_s, default=CallTiming())
         return Proposals([results[index] for index in range(len(rows))], slowest)
+
+    def _owe_left(self, rows: Sequence[ProposeRow], parts: Mapping[GuardedDraft, Sequence[int]]) -> None:
+        """Leave sequences to be freed that left their replicas during a call.
+
+        A replica was told to free them then, and may have served the call after that.
+        """
+        for draft, part in parts.items():
+            names = [rows[index].sequence_id for index in part]
+            draft.replica.remote.owe([name for name in names if self._homes.get(name) is not draft])
 
     def _home(self, row: ProposeRow) -> GuardedDraft | None:
         """Return the replica to ask; None when the row relies on a cache that the replica does not have."""

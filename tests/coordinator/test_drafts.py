@@ -293,6 +293,33 @@ async def test_a_draining_replica_frees_what_it_holds_and_gets_nothing_new() -> 
     assert [one.address for one in drafter.describe()] == ["draft:1"]
 
 
+class Late(FakeDrafter):
+    """Serves a call once it is `open`, however long it was under way."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+        self.open = asyncio.Event()
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        await self.open.wait()
+        return await super().propose(rows, deadline)
+
+
+async def test_a_draining_replica_frees_what_a_call_under_way_cached_after_it_was_told() -> None:
+    """Nobody knew any more that it was there, so a service that stops waited for it, and another kept it for long."""
+    leaving = Late()
+    drafter, (replica,) = await replicated(leaving)
+    call = asyncio.create_task(drafter.propose(rows("a", "b"), PATIENT))
+    await asyncio.sleep(0)
+    leaving.is_draining = True
+    await replica.look()
+    leaving.open.set()
+    await call
+    assert leaving.token_ids
+    await replica.look()
+    assert not leaving.token_ids
+
+
 async def generate(drafters: Sequence[FakeDrafter], change: Callable[[int], None]) -> None:
     """Serve requests, calling `change` at each verify call; their outputs must be the target's own."""
     prompts = [(n, n) for n in range(4, 12)]
