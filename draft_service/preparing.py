@@ -188,15 +188,16 @@ class Preparing:
     def _jobs(self) -> list[_Job]:
         """Return the jobs of a pass. Callers have equal shares of it."""
         callers: dict[Caller, list[_Prepared]] = {}
-        for owner in self._prepared.values():
-            if owner.chance:
-                callers.setdefault(self._caller(owner), []).append(owner)
+        for one in self._prepared.values():
+            if one.chance:
+                callers.setdefault(self._caller(one), []).append(one)
         jobs: list[_Job] = []
         growing: set[str] = set()
         for owners in callers.values():
             for _ in range(max(1, PASS_ROWS // len(callers))):
-                owner = max(owners, key=lambda one: one.chance)
-                if not owner.chance:
+                # Room that was made for another may have ended some of them.
+                owner = max(filter(self._lives, owners), key=lambda one: one.chance, default=None)
+                if owner is None or not owner.chance:
                     break
                 try:
                     job = self._job(owner, growing)

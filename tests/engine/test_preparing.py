@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from draft_service.drafter import Drafter
 from draft_service.preparing import PASS_ROWS, Preparing
+from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PassSize, Runner
 from paceline.errors import InvalidRequest
 from paceline.prefix_hash import PrefixHash, extended_hash
+from paceline.scope import Caller as PacelineCaller
 from paceline.types import (
     GREEDY,
     ChoiceRule,
@@ -267,6 +269,31 @@ def test_room_is_made_for_nothing_that_making_room_ended(model: LoadedModel, see
     drafter.runner.release(["a"], "one/")
     drafter.runner.release(["a"], "two/")
     assert not drafter.runner.cache.held_bytes
+
+
+def test_nothing_is_made_for_what_ended_to_make_room_for_another(model: LoadedModel) -> None:
+    """A branch was made for a sequence that was prepared for no more, and nothing but a full cache ever freed it."""
+    options = replace(OPTIONS, kv_memory=str(34 * model.kv_shape.token_bytes), page_tokens=2)
+    drafter, (_, hot, cool) = Drafter(Runner(model, options)), RULES
+    one, two = PacelineCaller("one/", "one/"), PacelineCaller("two/", "two/")
+
+    def ask(*calls: Call[ProposeRow], passes: int = 0) -> None:
+        drafter.propose_calls(calls)
+        prepare(drafter.preparing, passes)
+
+    ask(Call([ProposeRow("c", 0, (33,), 1, cool)], one))
+    rows = ProposeRow("c", 1, (216, 29), 2, None), ProposeRow("a", 0, (36, 37, 20, 29), 2, cool)
+    ask(Call([replace(row, prepare_count=120) for row in rows], one), passes=2)
+    row = ProposeRow("c", 4, (10, 27), 3, None, prepare_count=120)
+    ask(Call([row], one), Call([ProposeRow("b", 0, (26, 36, 27), 2, hot, prepare_count=120)], two))
+    rows = (
+        ProposeRow("c", 0, (16, 16, 17, 34, 28, 26, 13), 1, hot),
+        ProposeRow("a", 0, (14, 19, 24, 16, 14, 22, 33), 3, cool),
+    )
+    ask(Call([replace(row, prepare_count=120) for row in rows], two), passes=2)
+    for caller in (one, two):
+        drafter.runner.release(["a", "b", "c"], caller.scope)
+    assert drafter.runner.cache.held_bytes == 0
 
 
 def test_prompts_take_the_room_of_what_is_prepared(model: LoadedModel) -> None:
