@@ -45,6 +45,7 @@ def make_app(
     middleware = []
     if cors_origins:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
+        allowed["expose_headers"] = ["retry-after"]  # else no page knows when to ask again
         middleware.append(Middleware(CORSMiddleware, allow_origins=cors_origins, **allowed))
     if tokens:
         middleware.append(Middleware(BearerTokens, tokens=tokens))

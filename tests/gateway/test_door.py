@@ -308,6 +308,7 @@ async def test_pages_of_other_origins_may_call_only_where_they_are_named(tmp_pat
         with capture_logs():
             refused = await door.http.post(COMPLETIONS, json={}, headers={"origin": named[0]})
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, named[0])
+        assert refused.headers["access-control-expose-headers"] == "retry-after"
 
 
 async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
