@@ -133,20 +133,22 @@ def _make_server(
     limits: list[tuple[str, Any]] = [
         *message_limits(options.max_message_bytes),
         ("grpc.max_concurrent_streams", options.max_concurrent_streams),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a minute without this (seen with grpcio 1.85.1)
     ]
     if options.max_connection_age_s is not None:
         limits.append(("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)))
-    return grpc.aio.server(
-        interceptors=[*interceptors, *inner], options=[*limits, *_OPTIONS, _sharing(options.shares_port)]
-    )
+    return grpc.aio.server(interceptors=[*interceptors, *inner], options=[*limits, *_common(options)])
 
 
-def _sharing(shares_port: bool) -> tuple[str, int]:
-    """Return the option of gRPC, by whose default a second server silently shares the port instead of failing."""
-    return "grpc.so_reuseport", int(shares_port)
+def _common(options: ServerOptions) -> list[tuple[str, int]]:
+    """Return gRPC's options of every server, the one for health checks alone included."""
+    return [
+        *_OPTIONS,
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # a minute without this (seen with grpcio 1.85.1)
+        # By gRPC's default a second server silently shares the port instead of failing.
+        ("grpc.so_reuseport", int(options.shares_port)),
+    ]
 
 
 @asynccontextmanager
@@ -160,7 +162,7 @@ async def _health_server(
     if options.health_port is None:
         yield None
         return
-    server = grpc.aio.server(options=[*_OPTIONS, _sharing(options.shares_port)])
+    server = grpc.aio.server(options=_common(options))
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     address = host_port(host, _bind(server, Listening("--health-port", host, options.health_port), None))
     await server.start()

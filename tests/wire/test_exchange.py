@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
@@ -484,6 +484,31 @@ async def test_a_caller_that_vanished_without_a_word_is_noticed(monkeypatch: pyt
         proxy.stall()
         await until(lambda: servicer.cancelled_count == 1)
         held.cancel()
+
+
+async def test_a_watcher_of_the_health_port_that_vanished_is_noticed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The health port's server sent no keepalive pings, and held such watches for hours."""
+    monkeypatch.setattr(server, "KEEPALIVE_MS", 100)
+    monkeypatch.setattr(server, "KEEPALIVE_TIMEOUT_MS", 100)
+    ended = asyncio.Event()
+
+    class HealthServicer(health.aio.HealthServicer):
+        async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+            context.add_done_callback(lambda _: ended.set())  # type: ignore[arg-type]
+            await super().Watch(request, context)
+
+    monkeypatch.setattr(health.aio, "HealthServicer", HealthServicer)
+    options = ServerOptions(health_port=0)
+    async with running_server("127.0.0.1", 0, [], lambda _: None, grace_s=0, options=options) as running:
+        assert running.health_address
+        async with running_proxy(running.health_address) as proxy, open_channel(proxy.address) as one:
+            stub: Any = health_pb2_grpc.HealthStub(one)
+            watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+            assert (await watch.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            proxy.stall()
+            async with asyncio.timeout(TIMEOUT_S / 2):
+                await ended.wait()
+            watch.cancel()
 
 
 def ping_often(monkeypatch: pytest.MonkeyPatch) -> None:
