@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from coordinator.door.admission import Admission
+from coordinator.protocols import Deadline
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.guarded_planner import GuardedPlanner
 from coordinator.rounds.residency import Residency
@@ -18,6 +19,8 @@ from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
 from paceline.types import (
     GenerationRequest,
     Prefilled,
+    Proposals,
+    ProposeRow,
     TokenIds,
     Verdict,
     Verdicts,
@@ -149,6 +152,32 @@ async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_n
     # An alert says of those that fail that calls to the target do.
     assert value(registry, "rounds_failed_total") == 0
     assert value(registry, "group_size_count") == len(verifier.calls)
+
+
+async def test_a_call_for_drafts_that_its_requests_deadline_cut_short_is_no_failure_of_the_draft() -> None:
+    clock = Clock()
+
+    class Hung(FakeDrafter):
+        async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+            assert deadline.timeout_s is not None
+            clock.advance(deadline.timeout_s)
+            raise CallTimedOut("deadline exceeded")
+
+    class Punctual(FakeVerifier):
+        async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+            if timeout_s == 0:
+                raise CallTimedOut("deadline exceeded")
+            return await super().verify(rows, timeout_s)
+
+    registry = CollectorRegistry()
+    async with scheduling(Hung(1.0), Punctual(), clocks=Clocks(clock), registry=registry) as (admission, scheduler):
+        request = admission.admit(GenerationRequest(TokenIds((5,))))
+        request.deadline_s = clock() + 1
+        submit(scheduler, request)
+        with pytest.raises(CallTimedOut, match="the request's deadline passed"):
+            await collect(request)
+    assert value(registry, "draft_failures_total") == value(registry, "rounds_failed_total") == 0
+    assert value(registry, "group_size_count") == 1
 
 
 async def test_a_target_that_is_away_ends_the_rounds_and_the_generations_are_handed_over_in_order() -> None:
