@@ -7,7 +7,9 @@ from prometheus_client import CollectorRegistry
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "metrics.md"
 """A test compares it with what the services expose."""
-OF_PROMETHEUS = {"namespace", "job", "instance", "pod"}
+COLOUR = "app_kubernetes_io_instance"
+"""Label of the pods, which our PodMonitor puts on every series."""
+OF_PROMETHEUS = {"namespace", "job", "instance", "pod", COLOUR}
 """Labels that Prometheus sets on every series."""
 
 

@@ -1,8 +1,8 @@
 """Metrics that the components `hpa` and `keda` scale by: they exist, agree, and count the right things."""
 
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +19,7 @@ from tests.manifests import (
     workloads,
 )
 from tests.prometheus import promtool
-from tests.scrapes import selectors, unknown_selectors
+from tests.scrapes import COLOUR, selectors, unknown_selectors
 
 NAMESPACE = "paceline"
 
@@ -38,16 +38,16 @@ def scaled_objects(overlay: str = "air-gapped") -> dict[str, Resource]:
     return of_kind(resources(overlay), "ScaledObject")
 
 
-def keda_triggers(name: str) -> list[tuple[str, str]]:
-    """Return queries and their thresholds."""
-    told = [trigger["metadata"] for trigger in scaled_objects()[name]["spec"]["triggers"]]
+def keda_triggers(name: str, suffix: str = "") -> list[tuple[str, str]]:
+    """Return queries and their thresholds; `suffix` is that of green overlays and names."""
+    told = [trigger["metadata"] for trigger in scaled_objects(f"air-gapped{suffix}")[name + suffix]["spec"]["triggers"]]
     return [(one["query"], one["threshold"]) for one in told]
 
 
-def hpa_triggers(name: str) -> list[tuple[str, str]]:
+def hpa_triggers(name: str, suffix: str = "") -> list[tuple[str, str]]:
     """As `keda_triggers`, with matchers filled in as by the adapter."""
     found = []
-    for one in (metric["external"] for metric in autoscalers("production")[name]["spec"]["metrics"]):
+    for one in (metric["external"] for metric in autoscalers(f"production{suffix}")[name + suffix]["spec"]["metrics"]):
         labels = {"namespace": NAMESPACE, **one["metric"].get("selector", {}).get("matchLabels", {})}
         matchers = ", ".join(f'{label}="{value}"' for label, value in labels.items())
         query = adapter_queries()[one["metric"]["name"]].replace("<<.LabelMatchers>>", matchers)
@@ -125,7 +125,8 @@ def test_scaling_asks_for_metrics_of_the_reference() -> None:
 @pytest.mark.parametrize("name", sorted(scaled_objects()))
 def test_both_components_ask_the_same_and_scale_alike(name: str) -> None:
     scaled, hpa = scaled_objects()[name]["spec"], autoscalers("production")[name]["spec"]
-    assert keda_triggers(name) == hpa_triggers(name)
+    for suffix in ("", "-green"):
+        assert keda_triggers(name, suffix) == hpa_triggers(name, suffix)
     assert scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
     assert scaled["scaleTargetRef"] == hpa["scaleTargetRef"]
@@ -136,8 +137,8 @@ def test_half_a_batch_of_the_overlay_that_is_scaled_may_wait_for_each_target() -
     assert int(waiting_trigger()[1]) == int(told["PACELINE_COORDINATOR_BATCH_SIZE"]) // 2
 
 
-def waiting_trigger() -> tuple[str, str]:
-    (found,) = [one for one in hpa_triggers("paceline-target") if "paceline_sequences_waiting" in one[0]]
+def waiting_trigger(suffix: str = "") -> tuple[str, str]:
+    (found,) = [one for one in hpa_triggers("paceline-target", suffix) if "paceline_sequences_waiting" in one[0]]
     return found
 
 
@@ -145,23 +146,49 @@ def waiting_trigger() -> tuple[str, str]:
 async def test_what_waits_counts_where_a_target_is_up(up: tuple[int, int], counted: int, tmp_path: Path) -> None:
     """Sequences waiting for the only target to come back had triggered another target."""
 
-    def series(instance: str, waiting: int, up: int) -> list[dict[str, Any]]:
-        own = f'namespace="{NAMESPACE}", instance="{instance}"'
-        values = {
-            f"paceline_sequences_waiting{{{own}}}": waiting,
-            f'paceline_replicas{{{own}, component="target", state="up"}}': up,
-            f'paceline_replicas{{{own}, component="target", state="down"}}': 2 - up,
-            f'paceline_replicas{{{own}, component="draft", state="up"}}': 1,
-        }
-        return [{"series": name, "values": str(value)} for name, value in values.items()]
+    elsewhere = coordinator_series("a", 500, 1, namespace="other")
+    series = [*coordinator_series("a", 30, up[0]), *coordinator_series("b", 12, up[1]), *elsewhere]
+    await check_queries(series, {waiting_trigger()[0]: counted}, tmp_path)
 
-    elsewhere = {"series": 'paceline_sequences_waiting{namespace="other", instance="c"}', "values": "500"}
-    expected = {"expr": waiting_trigger()[0], "eval_time": "0", "exp_samples": [{"labels": "{}", "value": counted}]}
-    case = {
-        "interval": "1m",
-        "input_series": [*series("a", 30, up[0]), *series("b", 12, up[1]), elsewhere],
-        "promql_expr_test": [expected],
+
+async def test_each_colour_scales_by_its_own_load(tmp_path: Path) -> None:
+    """Queries asked for the namespace alone, so a colour that nobody called grew with the other one's queue."""
+    (monitor,) = of_kind(resources("production"), "PodMonitor").values()
+    assert [re.sub(r"\W", "_", one) for one in monitor["spec"]["podTargetLabels"]] == [COLOUR]
+    series = [*coordinator_series("a", 30, 1), *coordinator_series("b", 7, 1, colour="green")]
+    expected = {waiting_trigger()[0]: 30, waiting_trigger("-green")[0]: 7}
+    kv_percents = {("target", "blue"): 20, ("target", "green"): 40, ("draft", "blue"): 60, ("draft", "green"): 80}
+    for (component, colour), percent in kv_percents.items():
+        own = f'namespace="{NAMESPACE}", pod="{component}-{colour}", component="{component}", {COLOUR}="{colour}"'
+        sizes = {f"paceline_kv_used_bytes{{{own}}}": percent, f"paceline_kv_capacity_bytes{{{own}}}": 100}
+        series += [{"series": name, "values": str(size)} for name, size in sizes.items()]
+        triggers = hpa_triggers(f"paceline-{component}", "-green" if colour == "green" else "")
+        expected[triggers[-1][0]] = percent
+    assert len(expected) == 6
+    await check_queries(series, expected, tmp_path)
+
+
+def coordinator_series(
+    instance: str, waiting: int, up: int, *, colour: str = "blue", namespace: str = NAMESPACE
+) -> list[dict[str, str]]:
+    """Return what a coordinator tells of its queue and of its replicas."""
+    own = f'namespace="{namespace}", instance="{instance}", {COLOUR}="{colour}"'
+    values = {
+        f"paceline_sequences_waiting{{{own}}}": waiting,
+        f'paceline_replicas{{{own}, component="target", state="up"}}': up,
+        f'paceline_replicas{{{own}, component="target", state="down"}}': 2 - up,
+        f'paceline_replicas{{{own}, component="draft", state="up"}}': 1,
     }
-    (tmp_path / "case.json").write_text(json.dumps({"tests": [case]}))
-    status, said = await promtool("test", "rules", "case.json", folder=tmp_path)
+    return [{"series": name, "values": str(value)} for name, value in values.items()]
+
+
+async def check_queries(series: list[dict[str, str]], expected: dict[str, int], folder: Path) -> None:
+    """Check that queries of these series have the expected values."""
+    tested = [
+        {"expr": query, "eval_time": "0", "exp_samples": [{"labels": "{}", "value": value}]}
+        for query, value in expected.items()
+    ]
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": tested}
+    (folder / "case.json").write_text(json.dumps({"tests": [case]}))
+    status, said = await promtool("test", "rules", "case.json", folder=folder)
     assert status == 0, said
