@@ -129,13 +129,14 @@ class _Layers:
         """
         if not self._body:
             return values
+        starts = starts.to(values.device)
         parts = torch.full_like(starts, part)
         self._starts = torch.cat((self._starts, starts), 1) if part else starts
         self._parts = torch.cat((self._parts, parts), 1) if part else parts
         made = self._body(
             inputs_embeds=values,
-            position_ids=(starts + part).to(values.device),
-            attention_mask=self._seen(starts).to(values.device)[:, None],
+            position_ids=starts + part,
+            attention_mask=self._seen(starts)[:, None],
             use_cache=True,
             **self._cache,
         )
