@@ -76,7 +76,7 @@ async def open_door(
 ) -> AsyncIterator[RunningServer]:
     """Let clients call while the block runs. Nothing says yet that the coordinator serves."""
     with request_tracer(watched.tracer) as tracer:
-        calls = Calls(parts.model, threads, parts.dispatcher, RequestMetrics(watched.registry), tracer)
+        calls = Calls(parts.model, threads, parts.dispatcher, parts.drafts, RequestMetrics(watched.registry), tracer)
         streams = OpenStreams(
             STREAM_METHOD,
             calls,

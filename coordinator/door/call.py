@@ -10,17 +10,21 @@ from dataclasses import dataclass
 from functools import partial
 
 import grpc
+import structlog
 
 from coordinator.door.admission import Admission
 from coordinator.door.admission_threads import AdmissionThreads
 from coordinator.door.current_model import CurrentModel
 from coordinator.door.record import RequestMetrics, RequestRecord
 from coordinator.door.tracer import RequestTracer, begin_request, deliver, name_request, queue_request
+from coordinator.drafting.draft_models import DraftModels
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.requests.generation import Request
 from coordinator.requests.stream import Stream
 from paceline.errors import PacelineError
-from paceline.types import GenerationAccepted, GenerationRequest, OutputPiece
+from paceline.types import DraftingOptions, DraftSource, GenerationAccepted, GenerationRequest, OutputPiece
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Calls:
     model: CurrentModel
     threads: AdmissionThreads
     dispatcher: Dispatcher
+    drafts: DraftModels
     metrics: RequestMetrics
     tracer: RequestTracer
 
@@ -65,6 +70,7 @@ class Call:
         queue_request(admitted)
         parts.dispatcher.submit(admitted)
         self._record.queue(admitted)
+        self._note_missing_model(admitted.generations[0].drafting)
         model = parts.model.target
         return GenerationAccepted(
             admitted.request_id,
@@ -75,6 +81,18 @@ class Call:
             admitted.prompt_time_s,
             admitted.generations[0].output.max_new_tokens,
         )
+
+    def _note_missing_model(self, drafting: DraftingOptions) -> None:
+        """Tell of a draft model that no draft service has. It is no error: models come and go under requests."""
+        model = drafting.draft_model
+        if model and drafting.allows(DraftSource.DRAFT) and self._parts.drafts.lacks(model):
+            # Without the name: what a client sends stays out of the log.
+            known = sorted({one.model_id for one in self._parts.drafts.describe()})
+            log.info(
+                "no draft service has the model of drafting.draft_model",
+                request_id=self._record.request_id,
+                models=known,
+            )
 
     @property
     def request(self) -> Request:

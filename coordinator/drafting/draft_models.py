@@ -86,6 +86,10 @@ class DraftModels:
     def _leave(self, replica: Replica[RemoteDraft], model: str) -> None:
         self._models[model].replicas.left(replica)
 
+    def lacks(self, model: str) -> bool:
+        """Return whether all draft services are known, and none of them has this model."""
+        return bool(self._places) and not self._unknown and model not in self._places.values()
+
     def look_anew(self, reason: PacelineError) -> None:
         """Ask no replica before it was looked at again."""
         for one in self._models.values():

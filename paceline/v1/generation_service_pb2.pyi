@@ -444,7 +444,9 @@ class DraftingOptions(_message.Message):
     in_order: _builtins.bool
     """Takes drafts from the first of `sources` that has some, instead of the one that pays best; `sources` must be set."""
     draft_model: _builtins.str
-    """Model of the draft service that may draft, as `ModelDescription.model_id` names it; empty: any."""
+    """Model of the draft service that may draft, as `ModelDescription.model_id` names it; empty: any. One that no draft
+    service has drafts nothing: models come and go while requests run, and none can change an output.
+    """
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[Global___DraftSource.ValueType]:
         """Sources that may draft; empty: all. A source that the coordinator does not know or does not have drafts nothing,

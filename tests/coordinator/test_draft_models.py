@@ -5,11 +5,13 @@ from dataclasses import replace
 from math import inf
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.replicas import way
-from paceline.types import ComputeDescription, DraftingOptions, GenerationRequest, ReplicaState, TokenIds
-from tests.coordinators import Dispatched, dispatching
+from paceline.observe.metrics import new_registry
+from paceline.types import ComputeDescription, DraftingOptions, DraftSource, GenerationRequest, ReplicaState, TokenIds
+from tests.coordinators import Dispatched, dispatching, fake_cluster
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
 PROMPTS = [(number, number) for number in range(4, 12)]
@@ -64,6 +66,31 @@ async def test_a_request_may_name_the_model_that_drafts_for_it() -> None:
         assert await outputs(running, DraftingOptions(draft_model="none such")) == EXPECTED
         assert not good.calls
         assert [one.model_id for one in running.drafts.describe()] == ["good", "bad"]
+
+
+@pytest.mark.parametrize(
+    ("drafting", "is_told"),
+    [
+        (DraftingOptions(draft_model="secret"), True),
+        (DraftingOptions(draft_model="small"), False),
+        (DraftingOptions(), False),
+        (DraftingOptions(forbidden_sources=(DraftSource.DRAFT,), draft_model="secret"), False),
+    ],
+    ids=["missing", "there", "any", "no draft wanted"],
+)
+async def test_a_request_for_a_draft_model_that_is_not_there_is_answered_and_told_of(
+    drafting: DraftingOptions, is_told: bool
+) -> None:
+    """It was decoded plainly without a word."""
+    request = GenerationRequest(TokenIds(PROMPTS[0]), LENGTH, drafting=drafting)
+    with capture_logs() as logs:
+        async with fake_cluster(of_model("small", 0.9), FakeVerifier(), new_registry("coordinator")) as client:
+            completion = await client.complete(request)
+    assert completion.token_ids == EXPECTED[0]
+    (ended,) = [one for one in logs if one["event"] == "request ended"]
+    told = [one for one in logs if "drafting.draft_model" in one["event"]]
+    assert [(one["request_id"], one["models"]) for one in told] == [(ended["request_id"], ["small"])] * is_told
+    assert "secret" not in str(logs)
 
 
 async def test_models_swapped_while_requests_run_change_no_output() -> None:
