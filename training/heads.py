@@ -10,7 +10,6 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
@@ -53,8 +52,8 @@ def begin(heads: HeadsModule, target: FrozenTarget) -> None:
 
 def loss_of(heads: HeadsModule, target: FrozenTarget, batch: Batch) -> Tensor:
     """Return the loss of texts, over the places whose right token is of the output."""
-    places = outputs_by_place(heads, target, batch)
-    first_output, wanted = next(places)
+    places = [*outputs_by_place(heads, target, batch)]
+    _, wanted = places[0]
     # What is to be drafted at later places is to be drafted at the first one too.
     rows = torch.zeros(batch.token_ids.numel(), dtype=torch.long)
     rows[wanted] = torch.arange(len(wanted))
@@ -63,7 +62,7 @@ def loss_of(heads: HeadsModule, target: FrozenTarget, batch: Batch) -> Tensor:
         right = target.normed(before.float())
         teacher = target.logits(right).float().softmax(-1)
     total = right.new_zeros(())
-    for place, (output, drafted) in enumerate(chain([(first_output, wanted)], places)):
+    for place, (output, drafted) in enumerate(places):
         own = rows[drafted].to(target.device)
         scores = target.logits(output).float().log_softmax(-1)
         loss = -(teacher[own] * scores).sum(-1).mean()
@@ -85,7 +84,7 @@ def outputs_by_place(heads: HeadsModule, target: FrozenTarget, batch: Batch) -> 
     # The state at token t knows the token after it, and drafts token t + 2 + place.
     first = (prompts - 1 - heads.draft_count).clamp_min(0)
     starts = first + torch.arange(int((lengths - 2 - first).max().clamp_min(0)))
-    embedded, layers = target.embedded(batch.token_ids), _Layers(heads)
+    embedded, layers = target.embedded(batch.token_ids), _Layers(heads, width - 2)
     entered = heads.enter(batch.features[:, :-2].float(), embedded[:, 1:-1])
     of_text = layers.through(entered, torch.arange(width - 2).expand(len(lengths), -1), 0)
     state = heads.leave(_at(of_text, starts), _at(embedded, starts + 1))
@@ -115,38 +114,39 @@ def _at(values: Tensor, tokens: Tensor) -> Tensor:
 class _Layers:
     """The layers of heads over a batch: first over its texts, then over drafts, place by place, behind the texts."""
 
-    def __init__(self, heads: HeadsModule) -> None:
+    def __init__(self, heads: HeadsModule, text_count: int) -> None:
+        """`text_count` is T, the rows of each text."""
         self._body = heads.body
+        self._text_count = text_count
         # From transformers 5.24 on models call it so, and the older name ends with 5.40.
         names = signature(heads.body.forward).parameters if heads.body else ()
         self._cache = {"cache" if "cache" in names else "past_key_values": DynamicCache()}
-        self._starts = self._parts = torch.empty(0, dtype=torch.long)
 
     def through(self, values: Tensor, starts: Tensor, part: int) -> Tensor:
         """Return what the layers make of rows [B, S, H]: of part 0 those of texts, of part p drafts of place p.
 
-        `starts` [B, S] are the tokens of the text whose drafts rows belong to; a row of the text belongs to its own.
+        `starts` [B, S] are the tokens of the text whose drafts rows belong to, the same for every place; a row of the
+        text belongs to its own.
         """
         if not self._body:
             return values
         starts = starts.to(values.device)
-        parts = torch.full_like(starts, part)
-        self._starts = torch.cat((self._starts, starts), 1) if part else starts
-        self._parts = torch.cat((self._parts, parts), 1) if part else parts
         made = self._body(
             inputs_embeds=values,
             position_ids=starts + part,
-            attention_mask=self._seen(starts)[:, None],
+            attention_mask=self._seen(starts, part)[:, None],
             use_cache=True,
             **self._cache,
         )
         hidden: Tensor = made.last_hidden_state
         return hidden
 
-    def _seen(self, starts: Tensor) -> Tensor:
-        """Return which of all rows R the last ones see, [B, S, R]: texts up to their start, its earlier drafts."""
-        of_text = (self._parts == 0)[:, None] & (self._starts[:, None] <= starts[..., None])
-        return of_text | (self._starts[:, None] == starts[..., None])
+    def _seen(self, starts: Tensor, part: int) -> Tensor:
+        """Return what rows see, [B, S, T + part * S]: their text up to their start, and its drafts so far."""
+        height, count = starts.shape
+        of_text = torch.arange(self._text_count, device=starts.device) <= starts[..., None]
+        own = torch.eye(count, dtype=torch.bool, device=starts.device)
+        return torch.cat((of_text, own.repeat(1, part).expand(height, -1, -1)), -1)
 
 
 def right_shares(
