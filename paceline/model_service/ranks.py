@@ -107,7 +107,7 @@ async def _keep_beating(group: Group, worker: ModelWorker, timeout_s: float) -> 
 async def _watch(ranks: Ranks, worker: ModelWorker) -> None:
     await ranks.broken()
     log.error("another rank of this model ended")
-    worker.device_lost.set()
+    worker.lose_device()
 
 
 def _end(group: Group) -> None:

@@ -228,8 +228,9 @@ async def until_empty(runner: Runner, timeout_s: float) -> None:
 
 
 async def drop_idle_sequences(runner: Runner, worker: ModelWorker, interval_s: float) -> None:
-    """Free sequences whose owner is gone, every `interval_s`, until cancelled."""
-    while True:
-        await asyncio.sleep(interval_s)
-        if count := await worker.run(runner.drop_idle):
-            log.info("dropped sequences that no call named for long", sequences=count)
+    """Free sequences whose owner is gone, every `interval_s`, until cancelled or the device is lost."""
+    with suppress(PeerUnavailable):  # the service ends
+        while True:
+            await asyncio.sleep(interval_s)
+            if count := await worker.run(runner.drop_idle):
+                log.info("dropped sequences that no call named for long", sequences=count)

@@ -86,7 +86,9 @@ class ModelWorker:
         self._on_turn = on_turn
         self._try_device: Callable[[], None] = lambda: None
         self.device_lost = asyncio.Event()
-        """Set when a call has failed because the device computes nothing any more in this process."""
+        """Set when the device computes nothing any more in this process."""
+        self._asked: set[asyncio.Future[tuple[Any, CallTiming]]] = set()
+        """Of work that waits or runs."""
         self.call_count = 0
         """Calls that wait or run."""
         self._no_call = asyncio.Event()
@@ -147,9 +149,16 @@ class ModelWorker:
         run = partial(_serve, work)
         return await self._timed(_Item(call.caller, run, future, call, max(1, token_count)))
 
+    def lose_device(self) -> None:
+        """End all that waits or runs with PeerUnavailable: a thread may wait for ever for a device that is lost."""
+        self.device_lost.set()
+        for future in self._asked:
+            if not future.done():
+                future.set_exception(_lost())
+
     def close(self) -> None:
-        """Wait for the running turn, drop what waits."""
-        self._executor.shutdown(cancel_futures=True)
+        """Wait for the running turn, unless the device is lost, and drop what waits."""
+        self._executor.shutdown(wait=not self.device_lost.is_set(), cancel_futures=True)
         for item in self._queue.waiting():
             with suppress(RuntimeError):  # its event loop is closed
                 item.future.get_loop().call_soon_threadsafe(item.future.cancel)
@@ -176,15 +185,20 @@ class ModelWorker:
                 self._no_call.set()
 
     async def _done(self, item: _Item) -> tuple[Any, CallTiming]:
+        if self.device_lost.is_set():
+            raise _lost()
         with self._lock:
             self._queue.add(item)
         self._executor.submit(self._turn)
+        self._asked.add(item.future)
         try:
             return await item.future
         except asyncio.CancelledError:
             with self._lock:
                 self._queue.remove(item)
             raise
+        finally:
+            self._asked.discard(item.future)
 
     def _turn(self) -> None:
         """Do what is next, in a model's thread. There are as many turns as items, and some find nothing to do."""
@@ -245,10 +259,14 @@ class ModelWorker:
                 self._try_device()
             except Exception:
                 log.error("the device is lost", exc_info=error)
-                # Set it from here, because the caller may be gone.
-                items[0].future.get_loop().call_soon_threadsafe(self.device_lost.set)
-                raise PeerUnavailable("the device of this service is lost; the service ends") from error
+                # Said from here, because the caller may be gone.
+                items[0].future.get_loop().call_soon_threadsafe(self.lose_device)
+                raise _lost() from error
             raise
+
+
+def _lost() -> PeerUnavailable:
+    return PeerUnavailable("the device of this service is lost; the service ends")
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,9 @@ def run_service(name: str, settings: ProcessSettings, serving: Coroutine[Any, An
         if settings.log_format == "json":
             structlog.get_logger().critical(error.message)
         else:
-            print(f"{name}: {error.message}", file=sys.stderr)
-        sys.exit(1)
+            print(f"{name}: {error.message}", file=sys.stderr, flush=True)
+        # Python would wait for all threads, and one may wait for ever for a device that is lost.
+        os._exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

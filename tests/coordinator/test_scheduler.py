@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from hypothesis import given, settings
@@ -159,10 +159,8 @@ async def test_rows_that_fit_into_one_group_share_a_round_where_the_target_is_ne
     """They stayed in the lanes that they had come into, in groups of a few, each for a verify of its own."""
     verifier = _Together()
     verifier.executed_s = executed_s
-    async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=lanes, draft_count=0) as (
-        admission,
-        scheduler,
-    ):
+    told: dict[str, Any] = {"batch_size": 4, "lanes": lanes, "draft_count": 0, "clocks": Clocks(verifier.clock)}
+    async with scheduling(FakeDrafter(1.0), verifier, **told) as (admission, scheduler):
         requests = []
         for number in (5, 6):
             request = GenerationRequest(TokenIds((number,) * 3), 60, ignore_end_tokens=True)
@@ -192,7 +190,12 @@ class _Together(FakeVerifier):
 
     count = most = 0
     executed_s = 0.0
-    """What it says of each call's time."""
+    """What it says of each call's time; the rest is the way's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        """Moves with calls alone."""
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         self.count += 1
@@ -200,6 +203,7 @@ class _Together(FakeVerifier):
         for _ in range(8):  # another lane may begin
             await asyncio.sleep(0)
         self.count -= 1
+        self.clock.advance(0.1)
         verdicts = await super().verify(rows, timeout_s)
         return replace(verdicts, timing=CallTiming(executed_s=self.executed_s))
 

@@ -13,6 +13,7 @@ from paceline.model_service.serving import device_trial, stopped_or_lost
 from paceline.model_service.worker import ModelWorker
 from paceline.types import VerifyRow
 from tests.clusters import model_server
+from tests.commands import python_code
 from tests.conftest import PairOfCheckpoints
 
 ROW = VerifyRow("a", 0, (20, 21, 22), (23,))
@@ -58,7 +59,7 @@ async def test_a_service_whose_device_is_lost_ends_with_an_error_and_one_that_is
 
     waiting = asyncio.create_task(stopped_or_lost(stopped(), worker))
     await asyncio.sleep(0)
-    worker.device_lost.set()
+    worker.lose_device()
     with pytest.raises(PeerUnavailable, match="start the service anew"):
         await waiting
     told.set()
@@ -92,3 +93,56 @@ async def test_a_loss_is_noticed_though_the_caller_has_gone() -> None:
     over.set()
     await worker.device_lost.wait()
     worker.close()
+
+
+async def test_what_waits_or_runs_ends_at_once_when_the_device_is_lost() -> None:
+    """A rank of a model on GPUs was killed: the pass of the other never returned, and its service ended a minute later.
+
+    Seen on an H200.
+    """
+    began, over = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        over.wait()
+
+    worker = ModelWorker(1)
+    calls = [asyncio.create_task(worker.run(one)) for one in (hang, lambda: None)]
+    await asyncio.to_thread(began.wait)
+    worker.lose_device()
+    for call in calls:
+        with pytest.raises(PeerUnavailable):
+            await call
+    with pytest.raises(PeerUnavailable):
+        await worker.run(lambda: None)
+    worker.close()
+    over.set()
+
+
+HANGING = """
+import asyncio, threading, time
+from paceline.model_service.serving import stopped_or_lost
+from paceline.model_service.worker import ModelWorker
+from paceline.process.service import run_service
+from paceline.process.settings import parse_settings
+from target_service.config import TargetSettings
+
+async def serve():
+    worker, began = ModelWorker(1), threading.Event()
+    hanging = asyncio.create_task(worker.run(lambda: (began.set(), time.sleep(3600))))
+    await asyncio.to_thread(began.wait)
+    worker.lose_device()
+    try:
+        await stopped_or_lost(asyncio.Event().wait(), worker)
+    finally:
+        worker.close()
+
+run_service("target_service", parse_settings(TargetSettings, "target_service", []), serve())
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_whose_thread_never_comes_back_from_its_device_ends() -> None:
+    status, _, err = python_code(HANGING)
+    assert status == 1
+    assert "start the service anew" in err

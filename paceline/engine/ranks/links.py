@@ -3,6 +3,7 @@
 `TorchLinks` are torch.distributed: gloo carries tensors of the host, NCCL those of GPUs.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -52,6 +53,9 @@ class TorchLinks:
         Raise StartupError when they do not come, or when `is_given_up` says that they will not.
         """
         grid = place.grid
+        # NCCL's watchdog ends a process whose pass waits for a rank that is gone, by default a minute later: time in
+        # which records that nobody keeps would be written.
+        os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
         store = _meet(place, is_given_up)
         timeout = timedelta(seconds=timeout_s)
         distributed.init_process_group(
