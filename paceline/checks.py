@@ -20,6 +20,8 @@ MAX_DRAFT_COUNT = 64
 """Most draft tokens of a generation in a round."""
 MAX_PROPOSED_COUNT = MAX_DRAFT_COUNT + 1
 """Most tokens that a draft service makes for a row."""
+MAX_FURTHER_COUNT = 8
+"""Most further rounds that a target runs by itself after one."""
 MAX_PREPARED_COUNT = 256
 """Most tokens that a draft service prepares for a row."""
 MAX_LOGIT_BIASES = 1024

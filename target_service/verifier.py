@@ -11,7 +11,7 @@ from math import isnan
 
 from torch import Tensor
 
-from paceline.checks import MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
+from paceline.checks import MAX_FURTHER_COUNT, MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.calls import Call
 from paceline.engine.heads.drafting import HeadsRow
 from paceline.engine.placing import PackedRow
@@ -47,11 +47,43 @@ class Verifier:
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             ruled = self.runner.ruled(calls, self._check)
             parts = self.runner.parts([self._packed(row).logit_count for row in ruled.rows])
-            return ruled.results([result for part in parts for result in self._settled(ruled.rows[part])])
+            return ruled.results([result for part in parts for result in self._rounds(ruled.rows[part])])
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return the results of a single call."""
         return self.verify_calls([Call(rows, Caller(scope=scope))])[0]
+
+    def _rounds(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
+        """Run a round of rows, then further ones with those that ask for them.
+
+        A row whose further round fails has none: its caller meets the error in the next round.
+        """
+        results = self._settled(rows)
+        asked = {index: row for index, row in enumerate(map(self._further_row, rows, results)) if row}
+        for index, made in zip(asked, self._rounds([*asked.values()]) if asked else (), strict=True):
+            first = results[index]
+            if isinstance(first, Verdict) and isinstance(made, Verdict):
+                results[index] = replace(first, further=(replace(made, further=()), *made.further))
+        return results
+
+    def _further_row(self, row: VerifyRow, result: VerifyOutcome | PacelineError) -> VerifyRow | None:
+        """Return the row of the round after a result, if one is to follow by itself and its drafts have room."""
+        if not row.further_count or not isinstance(result, Verdict) or not result.draft_token_ids:
+            return None
+        further = replace(
+            row,
+            base_length=result.cached_length,
+            token_ids=(result.next_token_id,),
+            draft_token_ids=result.draft_token_ids,
+            base_hash=None,
+            scores_tokens=False,
+            further_count=row.further_count - 1,
+        )
+        try:
+            self._check(further)
+        except InvalidRequest:
+            return None  # it is as long as it can be
+        return further
 
     def _settled(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
         """Run rows in one pass, and keep of each what is right."""
@@ -145,6 +177,10 @@ class Verifier:
         if not 0 <= row.propose_count <= MAX_PROPOSED_COUNT:
             raise InvalidRequest(
                 f"propose_count is {row.propose_count}; ask for 0 to {MAX_PROPOSED_COUNT}", field="propose_count"
+            )
+        if not 0 <= row.further_count <= MAX_FURTHER_COUNT:
+            raise InvalidRequest(
+                f"further_count is {row.further_count}; ask for 0 to {MAX_FURTHER_COUNT}", field="further_count"
             )
         if row.following_count and row.draft_token_ids:
             raise InvalidRequest(

@@ -4,6 +4,7 @@ Under the state protocol every field of an answer follows from the row, except a
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from paceline.errors import PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import (
@@ -52,7 +53,9 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
             continue
         token_count = len(row.token_ids)
         if isinstance(result, Verdict):
-            _check_choices(row, result, row.base_length + token_count, vocabulary_size)
+            _check_choices(row, row.draft_token_ids, result, row.base_length + token_count, vocabulary_size)
+            if result.further:
+                _check_further(row, result, vocabulary_size)
         elif not row.base_length <= result.cached_length <= row.base_length + token_count:
             raise _lie(row.sequence_id, f"{result.cached_length} cached tokens")
         if result.reused_count:
@@ -63,12 +66,24 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
             _check_scores(row, result, vocabulary_size)
 
 
-def _check_choices(row: VerifyRow, verdict: Verdict, length: int, vocabulary_size: int) -> None:
-    """Check the tokens that were chosen after a row, which ends after `length` tokens."""
+def _check_further(row: VerifyRow, verdict: Verdict, vocabulary_size: int) -> None:
+    """Check the verdicts of rounds that the target ran by itself after one."""
+    if len(verdict.further) > row.further_count:
+        raise _lie(row.sequence_id, f"{len(verdict.further)} further rounds of {row.further_count}")
+    for before, one in pairwise((verdict, *verdict.further)):
+        _check_choices(row, before.draft_token_ids, one, before.cached_length + 1, vocabulary_size)
+        if one.reused_count or one.token_logprobs or one.further:
+            raise _lie(row.sequence_id, "a further round that takes a prompt in")
+
+
+def _check_choices(
+    row: VerifyRow, verified: Sequence[int], verdict: Verdict, length: int, vocabulary_size: int
+) -> None:
+    """Check the tokens that were chosen after `length` tokens and with the drafts `verified`."""
     drafts = verdict.draft_token_ids
     if not (
         not row.following_count
-        and 0 <= verdict.accepted_count <= len(row.draft_token_ids)
+        and 0 <= verdict.accepted_count <= len(verified)
         and verdict.cached_length == length + verdict.accepted_count
         and 0 <= verdict.next_token_id < vocabulary_size
         and (not drafts or len(drafts) <= row.propose_count and 0 <= min(drafts) <= max(drafts) < vocabulary_size)

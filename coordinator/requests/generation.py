@@ -204,12 +204,19 @@ class Generation:
         )
 
     def verify_row(
-        self, draft_token_ids: tuple[int, ...], token_count: int, propose_count: int = 0, *, draft_is_idle: bool = False
+        self,
+        draft_token_ids: tuple[int, ...],
+        token_count: int,
+        propose_count: int = 0,
+        further_count: int = 0,
+        *,
+        draft_is_idle: bool = False,
     ) -> VerifyRow:
         """Return a row that asks the target for its choices, as `propose_row` asks for drafts.
 
-        The target's heads are asked for `propose_count` tokens that can help a later round. `draft_is_idle` tells that
-        no draft service works meanwhile.
+        The target's heads are asked for `propose_count` tokens that can help a later round, and the target for
+        `further_count` rounds with them, if the output goes on for as long. `draft_is_idle` tells that no draft service
+        works meanwhile.
         """
         token_ids, length = self.token_ids, len(self.token_ids)
         base_length = min(self.target_cached_length, length - 1)
@@ -217,6 +224,8 @@ class Generation:
         if propose_count:
             # At least one token comes before the drafts, and one after them.
             propose_count = max(0, min(propose_count, self.max_draft_count, self.output.remaining_count - 2))
+        if not propose_count or self.output.remaining_count <= len(draft_token_ids) + 1:
+            further_count = 0
         return VerifyRow(
             self.sequence_id,
             base_length,
@@ -229,6 +238,7 @@ class Generation:
             draft_is_idle and bool(draft_token_ids),
             self.prompt_scores is not None,
             propose_count,
+            further_count,
         )
 
     def take_scores(self, base_length: int, logprobs: Sequence[TokenLogprobs]) -> None:

@@ -4,7 +4,7 @@ Knows nothing of costs and decides nothing.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from coordinator.drafting.calibration import Calibration
 from coordinator.drafting.heads_acceptance import HeadsAcceptance
@@ -52,28 +52,31 @@ class Acceptances:
         self._heads.age()
         for places in self._places.values():
             places.age()
-        for row in report.rows:
-            generation = row.generation
+        for row in report.all_rows:
             if row.source is DraftSource.DRAFT:
                 count = min(row.drafted_count, self._max_drawn)
                 self._at(row.draft_model).add(min(row.accepted_count, count), count)
-            if generation is None:
-                continue
-            if generation.heads_draft:
-                self._heads.take_in(generation.heads_draft)
-            if generation.ended:
-                self._ended(generation)
+            if row.heads_draft:
+                self._heads.take_in(row.heads_draft)
+            if row.generation and row.is_last:
+                self._ended(row.generation)
         self._observe_guesses(wishes, report.rows)
+        for before, rows in pairwise((report.rows, *report.further)):
+            self._observe_heads(before, rows)
 
     def _observe_guesses(self, wishes: Mapping[Generation, Wish], rows: Sequence[RowReport]) -> None:
         self._turn += 1
         step = -(-len(rows) // GUESSED_ROWS)
         for row in rows[self._turn % step :: step] if rows else ():
-            generation = row.generation
-            if generation and (guesses := wishes[generation].guesses):
-                committed = generation.token_ids[len(generation.token_ids) - row.committed_count :]
+            if row.generation and (guesses := wishes[row.generation].guesses):
                 for source, guess in guesses.items():
-                    self._observe(source, guess, committed)
+                    self._observe(source, guess, row.token_ids)
+
+    def _observe_heads(self, before: Sequence[RowReport], rows: Sequence[RowReport]) -> None:
+        """Learn from a further round, which verified what the heads drafted in the one before."""
+        drafted = {row.generation: row.heads_draft.token_ids for row in before if row.heads_draft}
+        for row in rows:
+            self._heads.observe(drafted[row.generation], row.token_ids)
 
     def _observe(self, source: DraftSource, guess: Guess, committed: Sequence[int]) -> None:
         if source is DraftSource.HEADS:

@@ -97,7 +97,7 @@ class AutoPlanner:
         self._outlooks.observe(wishes, report)
         is_usual = self._lanes.passed(cycle_s)
         if report.rows and not report.prepared_count and is_usual:
-            tokens = sum(row.committed_count for row in report.rows)
+            tokens = sum(row.committed_count for row in report.all_rows)
             search = self._search(len(wishes))
             search.observe(RoundWork.of(report), cycle_s, tokens, is_decoding=report.is_decoding)
 

@@ -8,7 +8,7 @@ each other down.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -57,11 +57,14 @@ class CostCounts:
             size = _Size(model, round_count_at_once, call.row_count, call.step_count, bits)
             self._add_call(size, report.propose, call.token_count, call.caught_up_count)
         most = max((row.drafted_count for row in report.rows), default=0)
+        drafted_count = sum(row.drafted_count for row in report.rows)
         prompt_count = report.prompt_token_count
         size = _Size("", round_count_at_once, len(report.rows), most, prompt_count.bit_length())
         own_s = max(0.0, round_s - report.propose.total_s - report.verify.total_s)
-        self._add_call(size, report.verify, report.drafted_count, prompt_count, own_s)
-        for row in report.rows:
+        # Of a call with further rounds each took about the same; the way is the call's.
+        verify = replace(report.verify, executed_s=report.verify.executed_s / report.round_count)
+        self._add_call(size, verify, drafted_count, prompt_count, own_s)
+        for row in report.all_rows:
             self._add_row(row)
 
     def _add_call(self, size: _Size, hop: HopTime, drafted_count: int, prompt_count: int, own_s: float = 0.0) -> None:
@@ -107,7 +110,7 @@ class _Acceptance:
         self.compared[compared_count] += 1
         self.right[row.accepted_count] += 1
         if row.generation:
-            self.outputs.add(row.generation, row.accepted_count, compared_count)
+            self.outputs.add(row.generation, row.accepted_count, compared_count, is_last=row.is_last)
 
     def counts(self, source: DraftSource, draft_model: str) -> AcceptanceCounts:
         places = range(1, 1 + max(self.compared))
@@ -122,10 +125,10 @@ class _Outputs:
         self._count = 0
         self._sums: dict[str, float] = dict.fromkeys(("right", "compared", "compared squares", "right squares"), 0.0)
 
-    def add(self, generation: Generation, right_count: int, compared_count: int) -> None:
+    def add(self, generation: Generation, right_count: int, compared_count: int, *, is_last: bool) -> None:
         right, compared = generation.compared_counts.get(self, (0, 0))
         generation.compared_counts[self] = right, compared = right + right_count, compared + compared_count
-        if generation.ended:
+        if is_last:
             self._count += 1
             self._add({"right": right, "compared": compared})
             self._add({"compared squares": compared**2, "right squares": right**2 / compared})

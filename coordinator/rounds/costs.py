@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from operator import add, mul
 
-from coordinator.rounds.round_report import DraftCall, RoundReport
+from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
 from coordinator.smoothing import smoothed
 
 MEMORY = 0.996
@@ -77,28 +77,42 @@ class RoundWork:
     """Tokens that the target's heads draft."""
     cached_count: int = 0
     """Tokens of the rows' texts, which the target has cached: a verify attends to all of them."""
+    further: "Sequence[RoundWork]" = ()
+    """The target's work of further rounds in the same call."""
 
     @staticmethod
     def of(report: RoundReport) -> "RoundWork":
         return RoundWork(
-            len(report.rows),
-            report.drafted_count,
+            *_verified(report.rows),
             report.prompt_token_count,
             report.draft_calls,
             report.heads_count,
-            sum([len(row.generation.token_ids) for row in report.rows if row.generation]),
+            _cached_count(report.rows),
+            [RoundWork(*_verified(rows), cached_count=_cached_count(rows)) for rows in report.further],
         )
 
     def target_amounts(self) -> list[float]:
         """Return the amounts of `TARGET_PARTS`."""
         token_count = self.row_count + self.drafted_count
         over = [max(0, token_count - bend) for bend in BENDS]
-        return [1.0, self.drafted_count, self.prompt_count, *over, self.cached_count, self.heads_count]
+        amounts = [1.0, self.drafted_count, self.prompt_count, *over, self.cached_count, self.heads_count]
+        for one in self.further:
+            amounts = [*map(add, amounts, one.target_amounts())]
+        return amounts
 
     @property
     def step_count(self) -> int:
         calls = self.draft_calls
         return max([call.step_count for call in calls.values()]) if calls else 0
+
+
+def _verified(rows: Sequence[RowReport]) -> tuple[int, int]:
+    """Return how many rows a verify had, and how many drafts."""
+    return len(rows), sum([row.drafted_count for row in rows])
+
+
+def _cached_count(rows: Sequence[RowReport]) -> int:
+    return sum([len(row.generation.token_ids) for row in rows if row.generation])
 
 
 @dataclass

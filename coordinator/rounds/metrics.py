@@ -40,6 +40,11 @@ class RoundMetrics:
             registry=registry,
         )
         self._drafts = Counter("paceline_drafts", "Drafts verified: one a generation and round.", registry=registry)
+        self._further = Counter(
+            "paceline_further_rounds",
+            "Rounds that the target ran by itself, in the call of the round before.",
+            registry=registry,
+        )
         self._draft_failures = Counter(
             "paceline_draft_failures", "Rounds whose call to the draft service failed.", registry=registry
         )
@@ -63,7 +68,8 @@ class RoundMetrics:
             self._draft.observe(report.propose, exemplar)
         self._verify.observe(report.verify, exemplar)
         self._own.observe(max(0.0, report.duration_s - report.propose.total_s - report.verify.total_s), exemplar)
-        self._drafts.inc(sum(row.drafted_count > 0 for row in report.rows))
+        self._drafts.inc(sum(row.drafted_count > 0 for row in report.all_rows))
+        self._further.inc(len(report.further))
         if report.draft_error:
             self._draft_failures.inc()
 

@@ -8,8 +8,8 @@ requests.
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Set
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from itertools import takewhile
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, takewhile
 
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.replicas.plausibility import scored_count
@@ -126,6 +126,7 @@ async def run_round(
     *,
     draft_worth_s: float | None = None,
     is_alone: bool = False,
+    further_count: int = 0,
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
     """Run one round for a group, with the drafts that `wishes` name for each generation, and commit its tokens.
@@ -133,6 +134,8 @@ async def run_round(
     `drafters` are those that can be asked now, by their model. A row that fails is reported and does not stop the
     others. A prompt for which others leave no room waits (`prompt_shares`). `draft_worth_s` is the time after which
     drafting costs more than it saves. `is_alone` says that no other round of this coordinator may ask them meanwhile.
+    The target may run `further_count` rounds by itself in the same call, with what its heads draft, if no row brings a
+    prompt, for others wait for its first token.
 
     Raise the verify call's error; then no tokens were committed.
     """
@@ -143,11 +146,15 @@ async def run_round(
     asked = await _propose(wishes, taken_in, drafters, deadline, clock)
     drafts = _drafts(wishes, taken_in, asked, limits.vocabulary_size)
     prompts = _coming_prompts(wishes, taken_in, drafters)
+    if max(shares) > DECODED_TOKENS:
+        further_count = 0
     rows = [
         one.verify_row(
             draft.token_ids,
             share,
             wish.propose_count,
+            # What follows a long copy is a copy, which heads would end.
+            further_count if len(draft.token_ids) <= wish.propose_count else 0,
             draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone),
         )
         for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
@@ -174,6 +181,7 @@ async def run_round(
         taken.heads_count,
         verdicts.timing.others_s + max((one.others_s for one in asked.values()), default=0.0),
         verdicts.timing.worked_s,
+        taken.further,
     )
 
 
@@ -205,6 +213,8 @@ class _Taken:
     """Tokens that the target took in before it could decode."""
     heads_count: int = 0
     """Tokens that the target's heads were asked for, after the rows that committed."""
+    further: list[list[RowReport]] = field(default_factory=list)
+    """Those of the rows of further rounds."""
 
 
 def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts, seen: _Seen) -> _Taken:
@@ -216,7 +226,10 @@ def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdic
             taken.prompt_token_count += len(row.token_ids) - 1
             taken.heads_count += row.propose_count
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
-            taken.reports.append(_commit(generation, row, draft, verdict, seen))
+            length = row.base_length + len(row.token_ids)
+            taken.reports.append(_commit(generation, length, row.propose_count, draft, verdict, seen))
+            if verdict.further:
+                _take_further(generation, row, verdict, seen, taken)
         elif isinstance(verdict, Prefilled):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             generation.target_taken_count = verdict.cached_length - row.base_length
@@ -231,6 +244,21 @@ def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdic
         else:
             taken.failed[generation] = verdict
     return taken
+
+
+def _take_further(generation: Generation, row: VerifyRow, verdict: Verdict, seen: _Seen, taken: _Taken) -> None:
+    """Apply the verdicts of rounds that the target ran by itself after one, up to the end of the output."""
+    seen = replace(seen, round_s=0.0, propose=None, verify=HopTime())  # their time is told of with the first
+    for place, (before, one) in enumerate(pairwise((verdict, *verdict.further))):
+        if generation.ended:
+            return
+        if place == len(taken.further):
+            taken.further.append([])
+        taken.heads_count += row.propose_count
+        length = len(generation.token_ids)
+        generation.take_in(length - 1, 0, one.cached_length)
+        draft = _Draft(before.draft_token_ids, DraftSource.HEADS) if before.draft_token_ids else NO_DRAFT
+        taken.further[place].append(_commit(generation, length, row.propose_count, draft, one, seen))
 
 
 def _scored(
@@ -425,20 +453,21 @@ def _hop_time(elapsed_s: float, timing: CallTiming) -> HopTime:
     return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
 
 
-def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verdict, seen: _Seen) -> RowReport:
+def _commit(
+    generation: Generation, length: int, propose_count: int, draft: _Draft, verdict: Verdict, seen: _Seen
+) -> RowReport:
+    """Commit the tokens of a verdict on drafts after `length` tokens."""
     accepted_count, source = verdict.accepted_count, draft.source
-    length = row.base_length + len(row.token_ids)
     generation.heads_draft = (
-        HeadsDraft(length + accepted_count + 1, verdict.draft_token_ids, row.propose_count)
-        if row.propose_count
-        else None
+        HeadsDraft(length + accepted_count + 1, verdict.draft_token_ids, propose_count) if propose_count else None
     )
+    token_ids = [*draft.token_ids[:accepted_count], verdict.next_token_id]
     # Tokens that the draft service cached beyond the accepted ones are not part of the generation.
     kept = length + accepted_count if source is DraftSource.DRAFT else length
     if generation.draft_cached_length > kept:
         generation.draft_cached_length = kept
     counts = generation.commit(
-        [*draft.token_ids[:accepted_count], verdict.next_token_id],
+        token_ids,
         accepted_count=accepted_count,
         drafted_count=len(draft.token_ids),
         logprobs=verdict.logprobs,
@@ -446,4 +475,5 @@ def _commit(generation: Generation, row: VerifyRow, draft: _Draft, verdict: Verd
         draft_model=draft.model,
         told=seen.told(generation, draft) if generation.request.tells_rounds else None,
     )
-    return RowReport(*counts, source, draft.model, generation)
+    token_ids = token_ids[: counts[2]]
+    return RowReport(*counts, source, draft.model, generation, token_ids, generation.heads_draft, generation.ended)

@@ -1,9 +1,10 @@
 """What a round tells of itself: tokens by row and source, times, and what failed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
-from coordinator.requests.generation import Generation
+from coordinator.requests.generation import Generation, HeadsDraft
 from paceline.errors import PacelineError
 from paceline.types import DraftSource, HopTime, SourceUsage, UsageSums, add_usage
 
@@ -13,6 +14,8 @@ NEW_TO_DRAFT = 2
 
 @dataclass(slots=True)
 class RowReport:
+    """What a round brought one generation."""
+
     drafted_count: int
     accepted_count: int
     committed_count: int
@@ -21,6 +24,19 @@ class RowReport:
     draft_model: str = ""
     """The draft service's model; empty for other sources."""
     generation: Generation | None = None
+    token_ids: Sequence[int] = ()
+    """Committed tokens."""
+    heads_draft: HeadsDraft | None = None
+    """What the target's heads drafted after them; None: they were not asked."""
+    is_last: bool = False
+    """Whether the output ended with them."""
+
+    @property
+    def usage(self) -> SourceUsage | None:
+        """What drafted, with the same counts; None if nothing did."""
+        if not self.source or not self.drafted_count:
+            return None
+        return SourceUsage(self.source, self.draft_model, self.drafted_count, self.accepted_count)
 
 
 @dataclass(slots=True)
@@ -50,6 +66,7 @@ class RoundReport:
     rows: list[RowReport]
     """Reports of the rows that committed tokens."""
     duration_s: float
+    """Time of this round and of the further ones, as are those of the hops."""
     propose: HopTime
     verify: HopTime
     draft_error: PacelineError | None
@@ -72,16 +89,27 @@ class RoundReport:
     """Time of its calls in which the models worked for other coordinators."""
     target_worked_s: float = 0.0
     """Time that the target had worked for all coordinators when it answered; 0 if it does not tell."""
+    further: Sequence[Sequence[RowReport]] = ()
+    """Reports of the rows of each further round, which the target ran by itself in the same call."""
+
+    @property
+    def round_count(self) -> int:
+        return 1 + len(self.further)
+
+    @property
+    def all_rows(self) -> list[RowReport]:
+        """Reports of this round's rows and of the further ones'."""
+        return [*self.rows, *chain.from_iterable(self.further)] if self.further else self.rows
 
     @property
     def drafted_count(self) -> int:
-        return sum(row.drafted_count for row in self.rows)
+        return sum(row.drafted_count for row in self.all_rows)
 
     @property
     def sources(self) -> tuple[SourceUsage, ...]:
-        """Draft tokens of the rows by source."""
+        """Draft tokens of all rows by source."""
         sums: UsageSums = {}
-        for row in self.rows:
+        for row in self.all_rows:
             if row.source:
                 add_usage(sums, row.source, row.draft_model, row.drafted_count, row.accepted_count)
         return tuple(sums.values())

@@ -31,6 +31,8 @@ log = structlog.get_logger()
 
 TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """Errors of a verify call that mean that the target is away."""
+FURTHER_COUNT = 1
+"""Further rounds that a target may run by itself in a call. More save little, and tokens and copies come later."""
 FAILED_AT_DEADLINE_S = 0.05
 """A call that failed so near to the deadline of its requests failed for that."""
 LOSSES_TO_RUN_ALONE = 2
@@ -185,6 +187,7 @@ class Scheduler:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, list(drafters))
             is_alone = self._lane_count(groups) == 1
+            further_count = FURTHER_COUNT if self._may_run_on else 0
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,
@@ -193,6 +196,7 @@ class Scheduler:
                     self._limits,
                     draft_worth_s=groups.draft_worth.seconds,
                     is_alone=is_alone,
+                    further_count=further_count,
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
@@ -200,6 +204,11 @@ class Scheduler:
             self._learn(groups, wishes, report, sum(waits_s) / len(waits_s), is_alone=is_alone)
             costs.add(report, in_flight_count, self._clock() - began_s)
         return report
+
+    @property
+    def _may_run_on(self) -> bool:
+        """Whether the target may run more than one round in a call: nobody waits for the end of the first."""
+        return not self._grouping.is_shared and not self.pool.resting_count
 
     def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
         """Return whether a round failed because its requests' time is over."""

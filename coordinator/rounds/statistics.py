@@ -27,13 +27,15 @@ class Statistics:
         self._sources: UsageSums = {}
 
     def count_report(self, report: RoundReport) -> None:
-        """Count the tokens and times of a round."""
-        for row in report.rows:
+        """Count the tokens and times of a round, and the further ones of its call."""
+        for row in report.all_rows:
             self._drafted_count += row.drafted_count
             self._committed_count += row.committed_count
             self._rows_by_accepted_count[row.accepted_count] += 1
         for one in report.sources:
             add_usage(self._sources, one.source, one.model, one.drafted_count, one.accepted_count)
+        self._round_count += len(report.further)
+        self._rounds_by_group_size.update(map(len, report.further))
         self._round_s += report.duration_s
         self._propose = _sum(self._propose, report.propose)
         self._verify = _sum(self._verify, report.verify)

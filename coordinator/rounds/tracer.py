@@ -20,10 +20,10 @@ from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Generation
 from coordinator.requests.traced_request import OwnRound, RoundNote, TracedRequest, counts_by_source
-from coordinator.rounds.round_report import RoundReport
+from coordinator.rounds.round_report import RoundReport, RowReport
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
-from paceline.types import HopTime, SourceUsage, Usage
+from paceline.types import HopTime
 
 Record = Callable[[RoundReport], None]
 
@@ -89,8 +89,8 @@ class RoundTracer:
             hops = (reports[0].propose, reports[0].verify) if reports else (HopTime(), HopTime())
             context = span.get_span_context() if span else None
             note = RoundNote(began_ns, time.time_ns(), len(draft_counts), *hops, context, error)
-            for one in members:
-                one.note(note)
+            rounds = (reports[0].rows, *reports[0].further) if reports else ((),)
+            _note(members, note, rounds)
             if span:
                 _end(span, note, reports)
 
@@ -104,6 +104,17 @@ class RoundTracer:
         return tracer.start_span("shared_round", Context(), attributes=attributes, links=[one.link for one in traces])
 
 
+def _note(members: Sequence["_Member"], note: RoundNote, rounds: Sequence[Sequence[RowReport]]) -> None:
+    """Note a round, and the further ones of its call, which take no time beside the first one's."""
+    for place, rows in enumerate(rounds):
+        own = {row.generation: row for row in rows}
+        if place:
+            note = replace(note, began_ns=note.ended_ns, group_size=len(rows), propose=HopTime(), verify=HopTime())
+        for one in members:
+            if not place or one.generation in own:
+                one.note(note, own.get(one.generation), is_further=place > 0)
+
+
 @dataclass(frozen=True)
 class _Member:
     """A traced generation of the group, as it was before the round."""
@@ -113,39 +124,28 @@ class _Member:
     waited_s: float
     queued_s: float
     is_prefill: bool
-    usage: Usage
 
     @classmethod
     def of(cls, one: Generation, waited_s: float) -> Self:
         assert one.request.traced
         is_prefill = not one.target_cached_length or one.target_lack > DECODED_TOKENS
-        return cls(one, one.request.traced, waited_s, one.queued_s, is_prefill, one.usage.copy())
+        return cls(one, one.request.traced, waited_s, one.queued_s, is_prefill)
 
-    def note(self, note: RoundNote) -> None:
-        before, after = self.usage, self.generation.usage
+    def note(self, note: RoundNote, row: RowReport | None, *, is_further: bool) -> None:
+        """Note a round that brought `row`; None if it brought nothing."""
+        source = row.usage if row else None
         self.traced.note(
             OwnRound(
                 note,
                 self.generation.completion_index,
-                self.is_prefill,
-                self.queued_s,
-                self.waited_s,
-                after.drafted_count - before.drafted_count,
-                after.accepted_count - before.accepted_count,
-                _drafted_between(before, after),
+                self.is_prefill and not is_further,
+                0.0 if is_further else self.queued_s,
+                0.0 if is_further else self.waited_s,
+                source.drafted_count if source else 0,
+                source.accepted_count if source else 0,
+                source,
             )
         )
-
-
-def _drafted_between(before: Usage, after: Usage) -> SourceUsage | None:
-    """Return what drafted in the one round between two counts; None if nothing did."""
-    known = {(one.source, one.model): one for one in before.sources}
-    for one in after.sources:
-        was = known.get((one.source, one.model), SourceUsage(one.source))
-        if one.drafted_count > was.drafted_count:
-            drafted, accepted = one.drafted_count - was.drafted_count, one.accepted_count - was.accepted_count
-            return replace(one, drafted_count=drafted, accepted_count=accepted)
-    return None
 
 
 def _ignore(report: RoundReport) -> None:
@@ -176,12 +176,14 @@ def _end(span: Span, note: RoundNote, reports: Sequence[RoundReport]) -> None:
         span.set_attributes(
             {
                 "paceline.drafted_count": report.drafted_count,
-                "paceline.accepted_count": sum(row.accepted_count for row in report.rows),
-                "paceline.committed_count": sum(row.committed_count for row in report.rows),
+                "paceline.accepted_count": sum(row.accepted_count for row in report.all_rows),
+                "paceline.committed_count": sum(row.committed_count for row in report.all_rows),
                 "paceline.prompt_token_count": report.prompt_token_count,
                 **counts_by_source(report.sources),
             }
         )
+        if report.further:
+            span.set_attribute("paceline.further_round_count", len(report.further))
     if note.error:
         span.set_status(StatusCode.ERROR)
         span.set_attribute("error.type", note.error)

@@ -145,6 +145,8 @@ def verify_rows_to_pb(rows: Sequence[types.VerifyRow]) -> target_service_pb2.Ver
             message.scores_tokens = True
         if row.propose_count:
             message.propose_count = row.propose_count
+        if row.further_count:
+            message.further_count = row.further_count
     return request
 
 
@@ -162,6 +164,7 @@ def verify_rows_from_pb(request: target_service_pb2.VerifyTokensRequest) -> list
             row.drafted_without_model,
             row.scores_tokens,
             row.propose_count,
+            row.further_count,
         )
         for row in request.rows
     ]
@@ -180,22 +183,27 @@ def verdicts_to_pb(
                 token_logprobs=map(logprobs_to_pb, result.token_logprobs),
                 reused_count=result.reused_count,
             )
-        return target_service_pb2.VerifyTokensResult(
-            sequence_id=row.sequence_id,
-            accepted_count=result.accepted_count,
-            next_token_id=result.next_token_id,
-            cached_length=result.cached_length,
-            logprobs=map(logprobs_to_pb, result.logprobs),
-            token_logprobs=map(logprobs_to_pb, result.token_logprobs),
-            reused_count=result.reused_count,
-            draft_token_ids=result.draft_token_ids,
-        )
+        return _verdict_to_pb(result, row.sequence_id)
 
     return target_service_pb2.VerifyTokensResponse(
         results=map(one, rows, verdicts.results),
         timing=_timing_to_pb(verdicts.timing),
         wire_version=VERSION,
         identity=identity_to_pb(verdicts.identity),
+    )
+
+
+def _verdict_to_pb(verdict: types.Verdict, sequence_id: str = "") -> target_service_pb2.VerifyTokensResult:
+    return target_service_pb2.VerifyTokensResult(
+        sequence_id=sequence_id,
+        accepted_count=verdict.accepted_count,
+        next_token_id=verdict.next_token_id,
+        cached_length=verdict.cached_length,
+        logprobs=map(logprobs_to_pb, verdict.logprobs),
+        token_logprobs=map(logprobs_to_pb, verdict.token_logprobs),
+        reused_count=verdict.reused_count,
+        draft_token_ids=verdict.draft_token_ids,
+        further=map(_verdict_to_pb, verdict.further),
     )
 
 
@@ -217,6 +225,12 @@ def _outcome_from_pb(result: target_service_pb2.VerifyTokensResult) -> types.Ver
     token_logprobs = tuple(map(logprobs_from_pb, result.token_logprobs))
     if not result.HasField("next_token_id"):
         return types.Prefilled(result.cached_length, token_logprobs, result.reused_count)
+    return _verdict_from_pb(result, token_logprobs)
+
+
+def _verdict_from_pb(
+    result: target_service_pb2.VerifyTokensResult, token_logprobs: tuple[types.TokenLogprobs, ...] = ()
+) -> types.Verdict:
     return types.Verdict(
         result.accepted_count,
         result.next_token_id,
@@ -225,6 +239,7 @@ def _outcome_from_pb(result: target_service_pb2.VerifyTokensResult) -> types.Ver
         token_logprobs,
         result.reused_count,
         tuple(result.draft_token_ids),
+        tuple(map(_verdict_from_pb, result.further)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from paceline.checks import DECODED_TOKENS, MAX_PROPOSED_COUNT
+from paceline.checks import DECODED_TOKENS, MAX_FURTHER_COUNT, MAX_PROPOSED_COUNT
 from paceline.errors import PacelineError
 from paceline.scope import Caller, RowT
 from paceline.types import ProposeRow
@@ -64,4 +64,5 @@ def _draft_count(row: RowT) -> int:
     """Return the tokens to compute beside the row's own; its counts were not checked yet."""
     if isinstance(row, ProposeRow):
         return max(0, min(row.draft_count, MAX_PROPOSED_COUNT) - 1)
-    return len(row.draft_token_ids)
+    further_count = max(0, min(row.further_count, MAX_FURTHER_COUNT))
+    return len(row.draft_token_ids) + further_count * (1 + max(0, min(row.propose_count, MAX_PROPOSED_COUNT)))

@@ -72,6 +72,8 @@ class VerifyRow:
     is not appended then: the next row begins with it."""
     propose_count: int = 0
     """Most tokens that the target's own heads are to draft after the next token."""
+    further_count: int = 0
+    """Most further rounds that the target may run by itself, each with what its heads drafted in the one before."""
 
 
 @dataclass(slots=True)
@@ -88,6 +90,8 @@ class Verdict:
     """Tokens of the row that were taken over from earlier prompts instead of being computed."""
     draft_token_ids: tuple[int, ...] = ()
     """Tokens that the target's own heads draft after the next token."""
+    further: "tuple[Verdict, ...]" = ()
+    """Verdicts of further rounds: each on a row of the next token and the drafts of the one before."""
 
 
 @dataclass(frozen=True, slots=True)

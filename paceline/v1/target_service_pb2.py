@@ -26,39 +26,39 @@ from google.rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x18paceline/v1/common.proto\"o\n\x13VerifyTokensRequest\x12*\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.VerifyTokensRow\x12,\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.RequestContext\"\x80\x03\n\x0fVerifyTokensRow\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x17\n\x0f\x64raft_token_ids\x18\x04 \x03(\x05\x12%\n\x04rule\x18\x05 \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12\x1e\n\x11top_logprob_count\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12.\n\rsequence_rule\x18\n \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12\x17\n\x0f\x66ollowing_count\x18\x0b \x01(\x05\x12\x16\n\tbase_hash\x18\x14 \x01(\x07H\x01\x88\x01\x01\x12\x1d\n\x15\x64rafted_without_model\x18\x15 \x01(\x08\x12\x15\n\rscores_tokens\x18\x16 \x01(\x08\x12\x15\n\rpropose_count\x18\x17 \x01(\x05\x42\x14\n\x12_top_logprob_countB\x0c\n\n_base_hash\"\xb5\x01\n\x14VerifyTokensResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.paceline.v1.VerifyTokensResult\x12\'\n\x06timing\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x14\n\x0cwire_version\x18\n \x01(\x05\x12,\n\x08identity\x18\x14 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\"\xbb\x02\n\x12VerifyTokensResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x02 \x01(\x05\x12\x1a\n\rnext_token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\rcached_length\x18\x04 \x01(\x05\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\"\n\x06status\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x14\n\x0creused_count\x18\x14 \x01(\x05\x12\x32\n\x0etoken_logprobs\x18\x15 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x17\n\x0f\x64raft_token_ids\x18\x16 \x03(\x05\x42\x10\n\x0e_next_token_id\"P\n\x1eRollbackTargetSequencesRequest\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.SequenceLength\"O\n\x1fRollbackTargetSequencesResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RollbackResult\"5\n\x1dReleaseTargetSequencesRequest\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"8\n\x1eReleaseTargetSequencesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"\x1c\n\x1a\x44\x65scribeTargetModelRequest\"t\n\x1b\x44\x65scribeTargetModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12\'\n\x04wire\x18\n \x01(\x0b\x32\x19.paceline.v1.WireVersions\"\x1a\n\x18\x44ownloadTokenizerRequest\"V\n\x19\x44ownloadTokenizerResponse\x12(\n\x04\x66ile\x18\x01 \x01(\x0e\x32\x1a.paceline.v1.TokenizerFile\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*\x92\x01\n\rTokenizerFile\x12\x1e\n\x1aTOKENIZER_FILE_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOKENIZER_FILE_TOKENIZER\x10\x01\x12 \n\x1cTOKENIZER_FILE_CHAT_TEMPLATE\x10\x02\x12!\n\x1dTOKENIZER_FILE_SPECIAL_TOKENS\x10\x03\x32\xa1\x04\n\rTargetService\x12W\n\x0cVerifyTokens\x12 .paceline.v1.VerifyTokensRequest\x1a!.paceline.v1.VerifyTokensResponse(\x01\x30\x01\x12t\n\x17RollbackTargetSequences\x12+.paceline.v1.RollbackTargetSequencesRequest\x1a,.paceline.v1.RollbackTargetSequencesResponse\x12q\n\x16ReleaseTargetSequences\x12*.paceline.v1.ReleaseTargetSequencesRequest\x1a+.paceline.v1.ReleaseTargetSequencesResponse\x12h\n\x13\x44\x65scribeTargetModel\x12\'.paceline.v1.DescribeTargetModelRequest\x1a(.paceline.v1.DescribeTargetModelResponse\x12\x64\n\x11\x44ownloadTokenizer\x12%.paceline.v1.DownloadTokenizerRequest\x1a&.paceline.v1.DownloadTokenizerResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n paceline/v1/target_service.proto\x12\x0bpaceline.v1\x1a\x17google/rpc/status.proto\x1a\x18paceline/v1/common.proto\"o\n\x13VerifyTokensRequest\x12*\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.VerifyTokensRow\x12,\n\x07\x63ontext\x18\x02 \x01(\x0b\x32\x1b.paceline.v1.RequestContext\"\x97\x03\n\x0fVerifyTokensRow\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\x05\x12\x11\n\ttoken_ids\x18\x03 \x03(\x05\x12\x17\n\x0f\x64raft_token_ids\x18\x04 \x03(\x05\x12%\n\x04rule\x18\x05 \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12\x1e\n\x11top_logprob_count\x18\x06 \x01(\x05H\x00\x88\x01\x01\x12.\n\rsequence_rule\x18\n \x01(\x0b\x32\x17.paceline.v1.ChoiceRule\x12\x17\n\x0f\x66ollowing_count\x18\x0b \x01(\x05\x12\x16\n\tbase_hash\x18\x14 \x01(\x07H\x01\x88\x01\x01\x12\x1d\n\x15\x64rafted_without_model\x18\x15 \x01(\x08\x12\x15\n\rscores_tokens\x18\x16 \x01(\x08\x12\x15\n\rpropose_count\x18\x17 \x01(\x05\x12\x15\n\rfurther_count\x18\x18 \x01(\x05\x42\x14\n\x12_top_logprob_countB\x0c\n\n_base_hash\"\xb5\x01\n\x14VerifyTokensResponse\x12\x30\n\x07results\x18\x01 \x03(\x0b\x32\x1f.paceline.v1.VerifyTokensResult\x12\'\n\x06timing\x18\x02 \x01(\x0b\x32\x17.paceline.v1.CallTiming\x12\x14\n\x0cwire_version\x18\n \x01(\x05\x12,\n\x08identity\x18\x14 \x01(\x0b\x32\x1a.paceline.v1.ModelIdentity\"\xed\x02\n\x12VerifyTokensResult\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x63\x63\x65pted_count\x18\x02 \x01(\x05\x12\x1a\n\rnext_token_id\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\rcached_length\x18\x04 \x01(\x05\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\"\n\x06status\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x14\n\x0creused_count\x18\x14 \x01(\x05\x12\x32\n\x0etoken_logprobs\x18\x15 \x03(\x0b\x32\x1a.paceline.v1.TokenLogprobs\x12\x17\n\x0f\x64raft_token_ids\x18\x16 \x03(\x05\x12\x30\n\x07\x66urther\x18\x17 \x03(\x0b\x32\x1f.paceline.v1.VerifyTokensResultB\x10\n\x0e_next_token_id\"P\n\x1eRollbackTargetSequencesRequest\x12.\n\tsequences\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.SequenceLength\"O\n\x1fRollbackTargetSequencesResponse\x12,\n\x07results\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.RollbackResult\"5\n\x1dReleaseTargetSequencesRequest\x12\x14\n\x0csequence_ids\x18\x01 \x03(\t\"8\n\x1eReleaseTargetSequencesResponse\x12\x16\n\x0ereleased_count\x18\x01 \x01(\x05\"\x1c\n\x1a\x44\x65scribeTargetModelRequest\"t\n\x1b\x44\x65scribeTargetModelResponse\x12,\n\x05model\x18\x01 \x01(\x0b\x32\x1d.paceline.v1.ModelDescription\x12\'\n\x04wire\x18\n \x01(\x0b\x32\x19.paceline.v1.WireVersions\"\x1a\n\x18\x44ownloadTokenizerRequest\"V\n\x19\x44ownloadTokenizerResponse\x12(\n\x04\x66ile\x18\x01 \x01(\x0e\x32\x1a.paceline.v1.TokenizerFile\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\x0c*\x92\x01\n\rTokenizerFile\x12\x1e\n\x1aTOKENIZER_FILE_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOKENIZER_FILE_TOKENIZER\x10\x01\x12 \n\x1cTOKENIZER_FILE_CHAT_TEMPLATE\x10\x02\x12!\n\x1dTOKENIZER_FILE_SPECIAL_TOKENS\x10\x03\x32\xa1\x04\n\rTargetService\x12W\n\x0cVerifyTokens\x12 .paceline.v1.VerifyTokensRequest\x1a!.paceline.v1.VerifyTokensResponse(\x01\x30\x01\x12t\n\x17RollbackTargetSequences\x12+.paceline.v1.RollbackTargetSequencesRequest\x1a,.paceline.v1.RollbackTargetSequencesResponse\x12q\n\x16ReleaseTargetSequences\x12*.paceline.v1.ReleaseTargetSequencesRequest\x1a+.paceline.v1.ReleaseTargetSequencesResponse\x12h\n\x13\x44\x65scribeTargetModel\x12\'.paceline.v1.DescribeTargetModelRequest\x1a(.paceline.v1.DescribeTargetModelResponse\x12\x64\n\x11\x44ownloadTokenizer\x12%.paceline.v1.DownloadTokenizerRequest\x1a&.paceline.v1.DownloadTokenizerResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.target_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIZERFILE']._serialized_start=1643
-  _globals['_TOKENIZERFILE']._serialized_end=1789
+  _globals['_TOKENIZERFILE']._serialized_start=1716
+  _globals['_TOKENIZERFILE']._serialized_end=1862
   _globals['_VERIFYTOKENSREQUEST']._serialized_start=100
   _globals['_VERIFYTOKENSREQUEST']._serialized_end=211
   _globals['_VERIFYTOKENSROW']._serialized_start=214
-  _globals['_VERIFYTOKENSROW']._serialized_end=598
-  _globals['_VERIFYTOKENSRESPONSE']._serialized_start=601
-  _globals['_VERIFYTOKENSRESPONSE']._serialized_end=782
-  _globals['_VERIFYTOKENSRESULT']._serialized_start=785
-  _globals['_VERIFYTOKENSRESULT']._serialized_end=1100
-  _globals['_ROLLBACKTARGETSEQUENCESREQUEST']._serialized_start=1102
-  _globals['_ROLLBACKTARGETSEQUENCESREQUEST']._serialized_end=1182
-  _globals['_ROLLBACKTARGETSEQUENCESRESPONSE']._serialized_start=1184
-  _globals['_ROLLBACKTARGETSEQUENCESRESPONSE']._serialized_end=1263
-  _globals['_RELEASETARGETSEQUENCESREQUEST']._serialized_start=1265
-  _globals['_RELEASETARGETSEQUENCESREQUEST']._serialized_end=1318
-  _globals['_RELEASETARGETSEQUENCESRESPONSE']._serialized_start=1320
-  _globals['_RELEASETARGETSEQUENCESRESPONSE']._serialized_end=1376
-  _globals['_DESCRIBETARGETMODELREQUEST']._serialized_start=1378
-  _globals['_DESCRIBETARGETMODELREQUEST']._serialized_end=1406
-  _globals['_DESCRIBETARGETMODELRESPONSE']._serialized_start=1408
-  _globals['_DESCRIBETARGETMODELRESPONSE']._serialized_end=1524
-  _globals['_DOWNLOADTOKENIZERREQUEST']._serialized_start=1526
-  _globals['_DOWNLOADTOKENIZERREQUEST']._serialized_end=1552
-  _globals['_DOWNLOADTOKENIZERRESPONSE']._serialized_start=1554
-  _globals['_DOWNLOADTOKENIZERRESPONSE']._serialized_end=1640
-  _globals['_TARGETSERVICE']._serialized_start=1792
-  _globals['_TARGETSERVICE']._serialized_end=2337
+  _globals['_VERIFYTOKENSROW']._serialized_end=621
+  _globals['_VERIFYTOKENSRESPONSE']._serialized_start=624
+  _globals['_VERIFYTOKENSRESPONSE']._serialized_end=805
+  _globals['_VERIFYTOKENSRESULT']._serialized_start=808
+  _globals['_VERIFYTOKENSRESULT']._serialized_end=1173
+  _globals['_ROLLBACKTARGETSEQUENCESREQUEST']._serialized_start=1175
+  _globals['_ROLLBACKTARGETSEQUENCESREQUEST']._serialized_end=1255
+  _globals['_ROLLBACKTARGETSEQUENCESRESPONSE']._serialized_start=1257
+  _globals['_ROLLBACKTARGETSEQUENCESRESPONSE']._serialized_end=1336
+  _globals['_RELEASETARGETSEQUENCESREQUEST']._serialized_start=1338
+  _globals['_RELEASETARGETSEQUENCESREQUEST']._serialized_end=1391
+  _globals['_RELEASETARGETSEQUENCESRESPONSE']._serialized_start=1393
+  _globals['_RELEASETARGETSEQUENCESRESPONSE']._serialized_end=1449
+  _globals['_DESCRIBETARGETMODELREQUEST']._serialized_start=1451
+  _globals['_DESCRIBETARGETMODELREQUEST']._serialized_end=1479
+  _globals['_DESCRIBETARGETMODELRESPONSE']._serialized_start=1481
+  _globals['_DESCRIBETARGETMODELRESPONSE']._serialized_end=1597
+  _globals['_DOWNLOADTOKENIZERREQUEST']._serialized_start=1599
+  _globals['_DOWNLOADTOKENIZERREQUEST']._serialized_end=1625
+  _globals['_DOWNLOADTOKENIZERRESPONSE']._serialized_start=1627
+  _globals['_DOWNLOADTOKENIZERRESPONSE']._serialized_end=1713
+  _globals['_TARGETSERVICE']._serialized_start=1865
+  _globals['_TARGETSERVICE']._serialized_end=2410
 # @@protoc_insertion_point(module_scope)

@@ -97,6 +97,7 @@ class VerifyTokensRow(_message.Message):
     DRAFTED_WITHOUT_MODEL_FIELD_NUMBER: _builtins.int
     SCORES_TOKENS_FIELD_NUMBER: _builtins.int
     PROPOSE_COUNT_FIELD_NUMBER: _builtins.int
+    FURTHER_COUNT_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence the row is for; 1 to 128 characters. An unknown id with `base_length` 0 starts a sequence."""
     base_length: _builtins.int
@@ -123,6 +124,10 @@ class VerifyTokensRow(_message.Message):
     propose_count: _builtins.int
     """Most tokens that the target's own heads are to draft after the next token. Not negative; a row that is a part gets
     none, and a service without heads gives none.
+    """
+    further_count: _builtins.int
+    """Further rounds that the target may run by itself: in each it verifies what its heads drafted in the one before, and
+    they draft `propose_count` tokens again. Not negative; fewer are always possible, and a row that is a part gets none.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -157,10 +162,11 @@ class VerifyTokensRow(_message.Message):
         drafted_without_model: _builtins.bool = ...,
         scores_tokens: _builtins.bool = ...,
         propose_count: _builtins.int = ...,
+        further_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "rule", b"rule", "sequence_rule", b"sequence_rule", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "propose_count", b"propose_count", "rule", b"rule", "scores_tokens", b"scores_tokens", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash", "_top_logprob_count", b"_top_logprob_count", "base_hash", b"base_hash", "base_length", b"base_length", "draft_token_ids", b"draft_token_ids", "drafted_without_model", b"drafted_without_model", "following_count", b"following_count", "further_count", b"further_count", "propose_count", b"propose_count", "rule", b"rule", "scores_tokens", b"scores_tokens", "sequence_id", b"sequence_id", "sequence_rule", b"sequence_rule", "token_ids", b"token_ids", "top_logprob_count", b"top_logprob_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__base_hash: _TypeAlias = _typing.Literal["base_hash"]  # noqa: Y015
     _WhichOneofArgType__base_hash: _TypeAlias = _typing.Literal["_base_hash", b"_base_hash"]  # noqa: Y015
@@ -230,6 +236,7 @@ class VerifyTokensResult(_message.Message):
     REUSED_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_LOGPROBS_FIELD_NUMBER: _builtins.int
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FURTHER_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.str
     """Sequence this answers for."""
     accepted_count: _builtins.int
@@ -265,6 +272,12 @@ class VerifyTokensResult(_message.Message):
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that the target's own heads draft after the next token, at most `propose_count`; none is always possible."""
 
+    @_builtins.property
+    def further(self) -> _containers.RepeatedCompositeFieldContainer[Global___VerifyTokensResult]:
+        """Outcomes of the further rounds, at most `further_count`: each is of a row with the next token and the drafts of the
+        outcome before it. They have no `sequence_id`, `status`, `token_logprobs`, `reused_count` or further ones.
+        """
+
     def __init__(
         self,
         *,
@@ -277,10 +290,11 @@ class VerifyTokensResult(_message.Message):
         reused_count: _builtins.int = ...,
         token_logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         draft_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        further: _abc.Iterable[Global___VerifyTokensResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "next_token_id", b"next_token_id", "status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "draft_token_ids", b"draft_token_ids", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "reused_count", b"reused_count", "sequence_id", b"sequence_id", "status", b"status", "token_logprobs", b"token_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id", "accepted_count", b"accepted_count", "cached_length", b"cached_length", "draft_token_ids", b"draft_token_ids", "further", b"further", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "reused_count", b"reused_count", "sequence_id", b"sequence_id", "status", b"status", "token_logprobs", b"token_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_token_id: _TypeAlias = _typing.Literal["next_token_id"]  # noqa: Y015
     _WhichOneofArgType__next_token_id: _TypeAlias = _typing.Literal["_next_token_id", b"_next_token_id"]  # noqa: Y015

@@ -1,6 +1,7 @@
 """Sums of what calls cost and of how often drafts were right, for those who plan other clusters."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -64,8 +65,8 @@ def outputs(rates: list[float]) -> CostCounts:
     for rate in rates:
         one = Generation("one", [1], Output(StopRules(1000, frozenset()), None), 4, Usage(1), Request())
         for number in range(100):
-            one.ended = number == 99
-            costs.add(report([row(1, int(rng.random() < rate), one)]), 1, 0.5)
+            last = replace(row(1, int(rng.random() < rate), one), is_last=number == 99)
+            costs.add(report([last]), 1, 0.5)
     return costs
 
 

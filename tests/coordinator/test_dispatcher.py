@@ -10,19 +10,17 @@ from hypothesis import strategies as st
 
 from coordinator.rounds.scheduler import LOSSES_TO_FAIL
 from coordinator.wiring import Clocks
-from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
 from paceline.types import (
     CacheDescription,
     ModelDescription,
     ReplicaState,
-    Verdict,
     Verdicts,
-    VerifyOutcome,
     VerifyRow,
 )
 from tests.coordinators import dispatching
 from tests.fakes.dispatches import output, submit, until, whole
-from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, continuation
+from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, WithHeads
 
 KILLED = PeerUnavailable("killed")
 
@@ -153,25 +151,6 @@ async def test_a_draining_target_gives_its_generations_to_another_and_is_told_to
         calls = len(leaving.calls)
         assert [await output(one) for one in requests] == [whole((n,)) for n in (5, 6, 7, 8)]
         assert len(leaving.calls) == calls
-
-
-class WithHeads(FakeVerifier):
-    """A target whose heads draft what follows, as many tokens as they are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.description = replace(self.description, heads_draft_count=3)
-
-    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        verdicts = await super().verify(rows, timeout_s)
-        results = [self._drafted(row, one) for row, one in zip(rows, verdicts.results, strict=True)]
-        return replace(verdicts, results=results)
-
-    def _drafted(self, row: VerifyRow, result: VerifyOutcome | PacelineError) -> VerifyOutcome | PacelineError:
-        if not isinstance(result, Verdict):
-            return result
-        prefix = (*self.token_ids[row.sequence_id], result.next_token_id)
-        return replace(result, draft_token_ids=tuple(continuation(prefix, row.propose_count)))
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["drained", "killed"])

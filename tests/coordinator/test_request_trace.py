@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from opentelemetry import context as contexts
@@ -160,7 +161,6 @@ async def test_a_round_names_what_drafted_and_later_rounds_add_up_by_source() ->
 
 
 def test_a_round_is_noted_for_the_source_that_drafted_in_it() -> None:
-    """The counts of a generation grow round by round; a round's source is the one that grew."""
     told = Told()
     (one,) = told.generations
     one.output.finish_reason = None
@@ -171,7 +171,7 @@ def test_a_round_is_noted_for_the_source_that_drafted_in_it() -> None:
             token_ids = [5] * (accepted_count + 1)
             one.commit(token_ids, accepted_count=accepted_count, drafted_count=drafted_count, source=source)
             row = RowReport(drafted_count, accepted_count, accepted_count + 1, source)
-            record(RoundReport([row, row], 0.0, PROPOSE, VERIFY, None, None))
+            record(RoundReport([replace(row, generation=one), row], 0.0, PROPOSE, VERIFY, None, None))
     usages = [note.source for note in told.traced.rounds]
     assert usages == [
         *(SourceUsage(DraftSource.DRAFT, "", 3, 2), SourceUsage(DraftSource.SUFFIX, "", 4, 0)),

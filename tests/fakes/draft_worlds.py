@@ -9,7 +9,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate, product, takewhile
 from operator import mul
@@ -343,7 +343,7 @@ class _Simulation:
             else:
                 row, expected = _drafted_by_heads(generation, wish.token_ids, lane.world)
             self._ask_heads(generation, wish.propose_count, lane.world)
-            rows.append(row)
+            rows.append(replace(row, token_ids=[RIGHT] * row.committed_count, heads_draft=generation.heads_draft))
             tokens += expected
         lane.token_count += tokens
         took_s, lane.ready_s = now_s - lane.ready_s, now_s

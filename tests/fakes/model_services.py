@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from coordinator.protocols import Deadline
 from coordinator.replicas.plausibility import check_identity
@@ -224,6 +225,43 @@ class FakeVerifier(FakeModel):
     async def download_tokenizer(self) -> TokenizerFiles | None:
         self.answer()
         return self.tokenizer
+
+
+class WithHeads(FakeVerifier):
+    """A target whose heads draft what follows, as many tokens as they are asked for, and that runs further rounds."""
+
+    def __init__(self, wrong_every: int = 10**6) -> None:
+        """Of drafts at places that `wrong_every` divides the token is wrong."""
+        super().__init__()
+        self.description = replace(self.description, heads_draft_count=3)
+        self._wrong_every = wrong_every
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        verdicts = await super().verify(rows, timeout_s)
+        return replace(verdicts, results=list(map(self._with_more, rows, verdicts.results)))
+
+    def _with_more(self, row: VerifyRow, result: VerifyOutcome | PacelineError) -> VerifyOutcome | PacelineError:
+        """Add what the heads draft, and further rounds."""
+        if not isinstance(result, Verdict):
+            return result
+        prefix = (*self.token_ids[row.sequence_id], result.next_token_id)
+        drafted = continuation(prefix, row.propose_count)
+        for place in range(-len(prefix) % self._wrong_every, len(drafted), self._wrong_every):
+            drafted[place] += 1
+        verdict = replace(result, draft_token_ids=tuple(drafted))
+        if not row.further_count:
+            return verdict
+        further = replace(
+            row,
+            base_length=verdict.cached_length,
+            token_ids=(verdict.next_token_id,),
+            draft_token_ids=verdict.draft_token_ids,
+            further_count=row.further_count - 1,
+            base_hash=None,
+        )
+        made = self._with_more(further, self._verify(further))
+        assert isinstance(made, Verdict)
+        return replace(verdict, further=(replace(made, further=()), *made.further))
 
 
 class HeldVerifier(FakeVerifier):

@@ -84,7 +84,12 @@ def test_propose_rows_survive_the_wire(rows: list[types.ProposeRow]) -> None:
     assert rounds.propose_rows_from_pb(rounds.propose_rows_to_pb(rows)) == rows
 
 
-FLAGS = {"draft_is_idle": st.booleans(), "scores_tokens": st.booleans(), "propose_count": COUNTS}
+FLAGS = {
+    "draft_is_idle": st.booleans(),
+    "scores_tokens": st.booleans(),
+    "propose_count": COUNTS,
+    "further_count": COUNTS,
+}
 
 
 @given(st.lists(st.builds(types.VerifyRow, st.text(), COUNTS, IDS, IDS, **FLAGS)))
@@ -114,6 +119,9 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
         types.Verdict(1, 2, 3, (), logprobs),
         types.Prefilled(7, logprobs),
         types.Verdict(1, 2, 3, draft_token_ids=(4, 5)),
+        types.Verdict(
+            1, 2, 3, draft_token_ids=(4,), further=(types.Verdict(0, 6, 4, logprobs), types.Verdict(0, 7, 5))
+        ),
     ]
     verdicts = rounds.verdicts_from_pb(
         rounds.verdicts_to_pb(rows[:1] * len(given), types.Verdicts(given, timing, identity))

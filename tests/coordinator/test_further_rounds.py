@@ -1,0 +1,251 @@
+"""Rounds that a target runs by itself: what its heads drafted is verified in the same call, as in other rounds."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from coordinator.replicas.plausibility import check_verdicts
+from coordinator.requests.committed_tokens import TokenList
+from coordinator.requests.generation import Generation, HeadsDraft, Request
+from coordinator.requests.guess import Guess
+from coordinator.requests.output import Output, StopRules
+from coordinator.rounds.acceptances import Acceptances
+from coordinator.rounds.cost_counts import CostCounts
+from coordinator.rounds.costs import CONSTANT, DRAFTED, HEADS, TARGET_PARTS, RoundWork
+from coordinator.rounds.round import RoundLimits, run_round
+from coordinator.rounds.round_report import RoundReport, RowReport
+from coordinator.rounds.statistics import Statistics
+from coordinator.rounds.wishes import Wish
+from paceline.checks import DECODED_TOKENS
+from paceline.errors import PeerFailed
+from paceline.types import (
+    DraftSource,
+    GenerationRequest,
+    HopTime,
+    TokenIds,
+    Usage,
+    Verdict,
+    Verdicts,
+    VerifyRow,
+)
+from tests.coordinators import collect, scheduling, submit
+from tests.fakes.model_services import (
+    CHUNK_TOKENS,
+    VOCABULARY_SIZE,
+    FakeDrafter,
+    WithHeads,
+    continuation,
+)
+
+LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
+PROMPT = (5, 6, 7)
+HEADS_COUNT = 3
+DRAFTED_BY_HEADS = Wish(propose_count=HEADS_COUNT)
+
+
+def generation_of(prompt: Sequence[int] = PROMPT, max_new_tokens: int = 40, name: str = "one") -> Generation:
+    output = Output(StopRules(max_new_tokens, frozenset()), None)
+    return Generation(name, list(prompt), output, 64, Usage(len(prompt)), Request())
+
+
+async def asked_for(one: Generation, wish: Wish = DRAFTED_BY_HEADS, *others: Generation) -> int:
+    """Return how many further rounds a row asks for in a round that may have one."""
+    verifier = WithHeads()
+    await run_round({one: wish} | dict.fromkeys(others, Wish()), {}, verifier, LIMITS, further_count=1)
+    return verifier.calls[0][0].further_count
+
+
+def report_of(first: Sequence[RowReport], further: Sequence[RowReport] = ()) -> RoundReport:
+    hop = HopTime(0.001, 0.0, 0.008)
+    return RoundReport(
+        list(first), 0.01, HopTime(), hop, None, None, heads_count=6, further=[further] if further else []
+    )
+
+
+@pytest.mark.parametrize("draft_count", [HEADS_COUNT, "auto"])
+@pytest.mark.parametrize("max_new_tokens", [*range(1, 12), 40])
+@pytest.mark.parametrize("wrong_every", [1, 2, 5, 1000])
+async def test_outputs_are_the_targets_own_in_fewer_calls(
+    draft_count: int | str, max_new_tokens: int, wrong_every: int
+) -> None:
+    verifier = WithHeads(wrong_every)
+    async with scheduling(FakeDrafter(0.0), verifier, draft_count=draft_count) as (admission, scheduler):
+        asked = [GenerationRequest(TokenIds((*PROMPT, one)), max_new_tokens, tell_rounds=True) for one in range(3)]
+        requests = [submit(scheduler, admission.admit(one)) for one in asked]
+        outputs = await asyncio.gather(*map(collect, requests))
+        statistics = scheduler.statistics.snapshot()
+    assert [ids for ids, _ in outputs] == [continuation((*PROMPT, one), max_new_tokens) for one in range(3)]
+    rows = sum(map(len, verifier.calls))
+    round_count = sum(last.finish.usage.round_count for _, last in outputs if last.finish)
+    assert round_count >= rows
+    if max_new_tokens == 40 and draft_count != "auto":
+        assert round_count > 1.5 * rows
+    assert sum(count * size for size, count in statistics.round_counts_by_group_size) == round_count
+
+
+async def test_a_further_round_is_told_without_time_of_its_own() -> None:
+    verifier = WithHeads()
+    one = generation_of()
+    one.request.tells_rounds = True
+    await run_round({one: DRAFTED_BY_HEADS}, {}, verifier, LIMITS, further_count=1)
+    pieces = one.request.stream.pieces()
+    first, second = (await anext(pieces)).round, (await anext(pieces)).round
+    assert first and second
+    assert (first.source, first.drafted_count) == (None, 0) and first.verify.total_s > 0
+    assert (second.source, second.drafted_count, second.accepted_count) == (DraftSource.HEADS, HEADS_COUNT, HEADS_COUNT)
+    assert (second.round_s, second.propose, second.verify) == (0.0, None, HopTime())
+
+
+async def test_rows_ask_for_one_where_heads_draft_and_the_output_goes_on() -> None:
+    assert await asked_for(generation_of()) == 1
+    assert await asked_for(generation_of(), Wish()) == 0
+    assert await asked_for(generation_of(max_new_tokens=1)) == 0
+
+
+async def test_none_begins_after_a_long_copy() -> None:
+    copied = tuple(continuation(PROMPT, 5))
+
+    def wish(count: int) -> Wish:
+        return Wish(source=DraftSource.SUFFIX, token_ids=copied[:count], propose_count=HEADS_COUNT)
+
+    assert await asked_for(generation_of(), wish(HEADS_COUNT)) == 1
+    assert await asked_for(generation_of(), wish(HEADS_COUNT + 1)) == 0
+
+
+async def test_none_begins_beside_a_prompt_whose_first_token_would_wait() -> None:
+    assert (
+        await asked_for(generation_of(), DRAFTED_BY_HEADS, generation_of((7,) * (DECODED_TOKENS + 1), name="other"))
+        == 0
+    )
+
+
+class Shared(WithHeads):
+    """A target that works for others too."""
+
+    worked_s = 0.0
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        verdicts = await super().verify(rows, timeout_s)
+        self.worked_s += 10.0
+        return replace(verdicts, timing=replace(verdicts.timing, worked_s=self.worked_s))
+
+
+async def test_a_shared_target_runs_none_for_others_wait() -> None:
+    verifier = Shared()
+    async with scheduling(FakeDrafter(0.0), verifier, draft_count=HEADS_COUNT) as (admission, scheduler):
+        request = admission.admit(GenerationRequest(TokenIds(PROMPT), 600, ignore_end_tokens=True))
+        await collect(submit(scheduler, request))
+    asked = [bool(call[0].further_count) for call in verifier.calls]
+    assert asked[1] and not any(asked[60:])
+
+
+class Older(WithHeads):
+    """A target that does not know of further rounds."""
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        return await super().verify([replace(row, further_count=0) for row in rows], timeout_s)
+
+
+async def test_an_older_target_gives_none() -> None:
+    async with scheduling(FakeDrafter(0.0), Older(), draft_count=HEADS_COUNT) as (admission, scheduler):
+        output, _ = await collect(submit(scheduler, admission.admit(GenerationRequest(TokenIds(PROMPT), 30))))
+    assert output == continuation(PROMPT, 30)
+
+
+ROW = VerifyRow("a", 4, (1,), (5,), propose_count=2, further_count=1)
+FIRST = Verdict(1, 7, 6, draft_token_ids=(8, 9))
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        (Verdict(2, 7, 9), Verdict(0, 7, 10)),
+        (Verdict(3, 7, 10),),
+        (Verdict(2, 7, 8),),
+        (Verdict(2, VOCABULARY_SIZE, 9),),
+        (Verdict(2, 7, 9, draft_token_ids=(1, 2, 3)),),
+        (Verdict(2, 7, 9, reused_count=1),),
+        (Verdict(2, 7, 9, further=(Verdict(0, 7, 10),)),),
+    ],
+    ids=["too many", "more accepted than drafted", "length", "token", "too many drafts", "reused", "of its own"],
+)
+def test_further_rounds_that_cannot_be_true_fail_the_peer(further: tuple[Verdict, ...]) -> None:
+    check_verdicts(
+        [ROW], Verdicts([replace(FIRST, further=(Verdict(2, 7, 9, draft_token_ids=(1,)),))]), VOCABULARY_SIZE
+    )
+    with pytest.raises(PeerFailed, match="cannot be true"):
+        check_verdicts([ROW], Verdicts([replace(FIRST, further=further)]), VOCABULARY_SIZE)
+
+
+def test_costs_see_two_verifies_in_the_time_of_both() -> None:
+    one = generation_of()
+    rows = [RowReport(20, 3, 4, DraftSource.SUFFIX, "", one)], [RowReport(3, 3, 4, DraftSource.HEADS, "", one)]
+    amounts = dict(zip(TARGET_PARTS, RoundWork.of(report_of(*rows)).target_amounts(), strict=True))
+    assert (amounts[CONSTANT], amounts[DRAFTED], amounts[HEADS]) == (2, 23, 6)
+    assert amounts["over 16"] == 5 and amounts["cached"] == 2 * len(PROMPT)
+    costs = CostCounts()
+    costs.add(report_of(*rows), 1, 0.01)
+    snapshot = costs.snapshot()
+    assert [(call.call_count, call.drafted_count, call.executed_s, call.wire_s) for call in snapshot.calls] == [
+        (1, 20, 0.004, 0.001)
+    ]
+    assert {one.source for one in snapshot.acceptances} == {DraftSource.SUFFIX, DraftSource.HEADS}
+
+
+def test_statistics_count_them_as_rounds() -> None:
+    statistics, row = Statistics(), RowReport(3, 2, 3, DraftSource.HEADS)
+    statistics.count_report(report_of([row, row], [row]))
+    statistics.count_round(group_size=2, batch_size=2, is_fallback=False, others_wait=False)
+    snapshot = statistics.snapshot()
+    assert (snapshot.round_count, snapshot.drafted_count, snapshot.committed_count) == (2, 9, 9)
+    assert snapshot.round_counts_by_group_size == ((1, 1), (2, 1))
+
+
+async def test_operators_see_how_many_there_are() -> None:
+    registry = CollectorRegistry()
+    async with scheduling(FakeDrafter(0.0), WithHeads(), draft_count=HEADS_COUNT, registry=registry) as running:
+        admission, scheduler = running
+        await collect(submit(scheduler, admission.admit(GenerationRequest(TokenIds(PROMPT), 40))))
+        rounds = scheduler.statistics.snapshot().round_count
+    further = registry.get_sample_value("paceline_further_rounds_total")
+    assert further and further >= (rounds - 1) // 2
+
+
+@pytest.mark.parametrize(("drafted", "least", "most"), [((8, 9), 0.9, 1.0), ((8, 1), 0.0, 0.1)])
+def test_what_heads_are_worth_is_learned_from_further_rounds_too(
+    drafted: tuple[int, ...], least: float, most: float
+) -> None:
+    acceptances, one = Acceptances(4, 2), generation_of()
+    first = RowReport(0, 0, 1, None, "", one, (7,), HeadsDraft(9, drafted, 2))
+    second = RowReport(2, 0, 1, DraftSource.HEADS, "", one, (8, 9, 4))
+    for _ in range(60):
+        acceptances.observe({one: Wish()}, report_of([first], [second]))
+    assert least <= acceptances.expected_of_heads()[1] <= most
+
+
+class Noting:
+    """A source that notes which outputs ended."""
+
+    def __init__(self) -> None:
+        self.ended_count = 0
+
+    def guess(self, context: TokenList, most: int) -> Guess:
+        raise AssertionError("nobody asks")
+
+    def ended(self, context: TokenList) -> None:
+        self.ended_count += 1
+
+
+@pytest.mark.parametrize("ends_further", [False, True])
+def test_an_output_that_ended_is_learned_from_once(ends_further: bool) -> None:
+    noting, one = Noting(), generation_of()
+    one.guessers, one.ended = {DraftSource.SUFFIX: noting}, True
+    first = RowReport(0, 0, 1, None, "", one, (7,), is_last=not ends_further)
+    further = [RowReport(0, 0, 1, None, "", one, (8,), is_last=True)] if ends_further else []
+    if ends_further:
+        first.heads_draft = HeadsDraft(9, (8,), 1)
+    Acceptances(4, 2).observe({one: Wish()}, report_of([first], further))
+    assert noting.ended_count == 1
