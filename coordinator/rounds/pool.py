@@ -89,14 +89,9 @@ class GenerationPool:
         return [generation for generation in self._live if generation not in self._in_flight]
 
     @property
-    def resting_count(self) -> int:
-        """Live generations that are in no round now."""
-        return len(self._live) - len(self._in_flight)
-
-    @property
     def unserved_count(self) -> int:
         """Generations that are in no round now, live or waiting."""
-        return self.resting_count + len(self._waiting)
+        return len(self._live) - len(self._in_flight) + len(self._waiting)
 
     async def ready(self) -> list[Generation]:
         """Wait until the window is not empty, and return it."""

@@ -25,6 +25,7 @@ from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
 from coordinator.rounds.wishes import Wish
+from paceline.checks import DECODED_TOKENS
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
 log = structlog.get_logger()
@@ -187,7 +188,7 @@ class Scheduler:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, list(drafters))
             is_alone = self._lane_count(groups) == 1
-            further_count = FURTHER_COUNT if self._may_run_on else 0
+            further_count = FURTHER_COUNT if self.may_run_further else 0
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,
@@ -206,9 +207,10 @@ class Scheduler:
         return report
 
     @property
-    def _may_run_on(self) -> bool:
-        """Whether the target may run more than one round in a call: nobody waits for the end of the first."""
-        return not self._grouping.is_shared and not self.pool.resting_count
+    def may_run_further(self) -> bool:
+        """Whether the target may run more than one round in a call: neither others nor prompts wait for it."""
+        waiting = (one for one in self.pool.window() if one.target_lack > DECODED_TOKENS)
+        return not self._grouping.is_shared and next(waiting, None) is None
 
     def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
         """Return whether a round failed because its requests' time is over."""

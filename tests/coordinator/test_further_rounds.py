@@ -31,7 +31,7 @@ from paceline.types import (
     Verdicts,
     VerifyRow,
 )
-from tests.coordinators import collect, scheduling, submit
+from tests.coordinators import collect, make_serving, scheduling, submit
 from tests.fakes.model_services import (
     CHUNK_TOKENS,
     VOCABULARY_SIZE,
@@ -140,6 +140,17 @@ async def test_a_shared_target_runs_none_for_others_wait() -> None:
         await collect(submit(scheduler, request))
     asked = [bool(call[0].further_count) for call in verifier.calls]
     assert asked[1] and not any(asked[60:])
+
+
+@pytest.mark.parametrize(("has_prompt", "may_run"), [(True, False), (False, True)])
+def test_none_begins_while_a_prompt_waits_for_the_end_of_the_round(has_prompt: bool, may_run: bool) -> None:
+    scheduler = make_serving(FakeDrafter(0.0), WithHeads(), batch_size=2).scheduler
+    decoding, other = (generation_of((7,) * (DECODED_TOKENS + 1), name=name) for name in ("one", "other"))
+    decoding.target_cached_length = DECODED_TOKENS
+    other.target_cached_length = 0 if has_prompt else DECODED_TOKENS
+    scheduler.pool.adopt([decoding, other])
+    scheduler.pool.claim([decoding])
+    assert scheduler.may_run_further is may_run
 
 
 class Older(WithHeads):
