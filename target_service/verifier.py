@@ -14,12 +14,13 @@ from torch import Tensor
 from paceline.checks import MAX_FURTHER_COUNT, MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.calls import Call
 from paceline.engine.heads.drafting import HeadsRow
+from paceline.engine.memory import is_out_of_memory
 from paceline.engine.placing import PackedRow
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Outcome, Runner, ScoredPart
 from paceline.engine.sampling import Choice, Choosing, no_choice, token_logprobs
 from paceline.engine.threads import at_most
-from paceline.errors import InvalidRequest, NoChoice, PacelineError
+from paceline.errors import CacheFull, InvalidRequest, NoChoice, Overloaded, PacelineError
 from paceline.scope import Caller
 from paceline.types import Prefilled, TokenLogprobs, Verdict, VerifyOutcome, VerifyRow
 
@@ -46,8 +47,7 @@ class Verifier:
         is_beside_draft = self.runner.depends_on_threads or _leaves_cores_to_draft(rows)
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             ruled = self.runner.ruled(calls, self._check)
-            parts = self.runner.parts([self._packed(row).logit_count for row in ruled.rows])
-            return ruled.results([result for part in parts for result in self._rounds(ruled.rows[part])])
+            return ruled.results(self._rounds(ruled.rows))
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return the results of a single call."""
@@ -58,19 +58,34 @@ class Verifier:
 
         A row whose further round fails has none: its caller meets the error in the next round.
         """
-        results = self._settled(rows)
+        parts = self.runner.parts([self._packed(row).logit_count for row in rows])
+        results = [result for part in parts for result in self._settled(rows[part])]
         asked = {index: row for index, row in enumerate(map(self._further_row, rows, results)) if row}
-        for index, made in zip(asked, self._rounds([*asked.values()]) if asked else (), strict=True):
+        for (index, row), made in zip(asked.items(), self._further([*asked.values()]), strict=True):
             first = results[index]
             if isinstance(first, Verdict) and isinstance(made, Verdict):
                 results[index] = replace(first, further=(replace(made, further=()), *made.further))
+            elif isinstance(made, CacheFull) and made.gave_cache_up:
+                self.runner.room.tell_again(row.sequence_id, made.missing_bytes)
         return results
+
+    def _further(self, rows: Sequence[VerifyRow]) -> Sequence[VerifyOutcome | PacelineError]:
+        """Run rounds that nobody has asked for by themselves: no memory for one is no failure of what came before."""
+        try:
+            return self._rounds(rows) if rows else []
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return [Overloaded("no memory is left for a further round")] * len(rows)
 
     def _further_row(self, row: VerifyRow, result: VerifyOutcome | PacelineError) -> VerifyRow | None:
         """Return the row of the round after a result, if one is to follow by itself and its drafts have room."""
         if not row.further_count or not isinstance(result, Verdict) or not result.draft_token_ids:
             return None
-        further = replace(
+        limits, length = self.runner.limits, result.cached_length + 1 + len(result.draft_token_ids)
+        if length > min(limits.model_max_length, limits.cache_max_length):
+            return None
+        return replace(
             row,
             base_length=result.cached_length,
             token_ids=(result.next_token_id,),
@@ -79,11 +94,6 @@ class Verifier:
             scores_tokens=False,
             further_count=row.further_count - 1,
         )
-        try:
-            self._check(further)
-        except InvalidRequest:
-            return None  # it is as long as it can be
-        return further
 
     def _settled(self, rows: Sequence[VerifyRow]) -> list[VerifyOutcome | PacelineError]:
         """Run rows in one pass, and keep of each what is right."""

@@ -109,11 +109,15 @@ class _Seen:
     round_s: float
     propose: HopTime | None
     verify: HopTime
+    is_further: bool = False
+    """Whether the target ran it by itself: its time is told of with the round before."""
 
     def told(self, one: Generation, draft: _Draft) -> RoundSummary | None:
         """Return what the client is told of the round; its counts are left to the generation."""
         if not one.request.tells_rounds:
             return None
+        if self.is_further:
+            return RoundSummary(self.group_size, 0, 0, draft.source, None, HopTime(), 0.0, 0.0)
         waited_s = one.queued_s + max(0.0, self.started - one.ready_since_s)
         return RoundSummary(self.group_size, 0, 0, draft.source, self.propose, self.verify, self.round_s, waited_s)
 
@@ -248,7 +252,7 @@ def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdic
 
 def _take_further(generation: Generation, row: VerifyRow, verdict: Verdict, seen: _Seen, taken: _Taken) -> None:
     """Apply the verdicts of rounds that the target ran by itself after one, up to the end of the output."""
-    seen = replace(seen, round_s=0.0, propose=None, verify=HopTime())  # their time is told of with the first
+    seen = replace(seen, is_further=True)
     for place, (before, one) in enumerate(pairwise((verdict, *verdict.further))):
         if generation.ended:
             return

@@ -55,6 +55,10 @@ class CacheRoom:
                 {"missing_bytes": str(lost_bytes), "cached_length": "0"},
             )
 
+    def tell_again(self, sequence_id: str, lost_bytes: int) -> None:
+        """Raise CacheFull once more for a sequence whose caller was not told of the first."""
+        self._lost_bytes[sequence_id] = lost_bytes
+
     def forget(self, sequence_id: str) -> None:
         self._lost_bytes.pop(sequence_id, None)
 

@@ -89,14 +89,14 @@ async def test_outputs_are_the_targets_own_in_fewer_calls(
 async def test_a_further_round_is_told_without_time_of_its_own() -> None:
     verifier = WithHeads()
     one = generation_of()
-    one.request.tells_rounds = True
+    one.request.tells_rounds, one.queued_s = True, 3.0
     await run_round({one: DRAFTED_BY_HEADS}, {}, verifier, LIMITS, further_count=1)
     pieces = one.request.stream.pieces()
     first, second = (await anext(pieces)).round, (await anext(pieces)).round
     assert first and second
     assert (first.source, first.drafted_count) == (None, 0) and first.verify.total_s > 0
     assert (second.source, second.drafted_count, second.accepted_count) == (DraftSource.HEADS, HEADS_COUNT, HEADS_COUNT)
-    assert (second.round_s, second.propose, second.verify) == (0.0, None, HopTime())
+    assert (second.round_s, second.waited_s, second.propose, second.verify) == (0.0, 0.0, None, HopTime())
 
 
 async def test_rows_ask_for_one_where_heads_draft_and_the_output_goes_on() -> None:

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from paceline.checks import MAX_FURTHER_COUNT
 from paceline.engine.heads.drafting import MOST_WAITING
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.heads.reading import new_heads, read_heads, write_heads
@@ -23,7 +22,7 @@ from paceline.engine.model.conversion import convert
 from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
-from paceline.errors import CacheFull, InvalidRequest, ModelNotUsable, StartupError
+from paceline.errors import ModelNotUsable, StartupError
 from paceline.planning.heads import read_heads_size
 from paceline.types import (
     GREEDY,
@@ -516,74 +515,3 @@ def test_heads_for_another_target_are_refused(pairs: dict[str, PairOfCheckpoints
         load_heads(str(tmp_path / "missing"), model)
     with pytest.raises(StartupError, match="--layout paged"):
         verifier_with(write_random_heads(tmp_path / "own", "clover", target), target, replace(OPTIONS, layout="dense"))
-
-
-SAMPLED = ChoiceRule(SamplingParameters(temperature=1.0), seed=7)
-
-
-@pytest.mark.parametrize("further_count", [1, 3])
-@pytest.mark.parametrize(
-    "rule", [GREEDY, ChoiceRule(SamplingParameters(temperature=1.0), seed=7)], ids=["greedy", "sampled"]
-)
-def test_further_rounds_give_what_calls_of_their_own_give(
-    rule: ChoiceRule, further_count: int, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
-) -> None:
-    target = pairs["Llama"].target
-    folder = write_random_heads(tmp_path / "heads", "eagle", target)
-    expected = []
-    alone = verifier_with(folder, target)
-    (verdict,) = verified(alone, VerifyRow("a", 0, PROMPT, (), rule, 2, propose_count=DRAFT_COUNT))
-    for _ in range(further_count + 1):
-        expected.append(verdict)
-        drafts = verdict.draft_token_ids
-        row = VerifyRow(
-            "a", verdict.cached_length, (verdict.next_token_id,), drafts, None, 2, propose_count=DRAFT_COUNT
-        )
-        (verdict,) = verified(alone, row)
-    together = verifier_with(folder, target)
-    rows = [
-        VerifyRow("a", 0, PROMPT, (), rule, 2, propose_count=DRAFT_COUNT, further_count=further_count),
-        VerifyRow("b", 0, PROMPT[:7], (), rule, propose_count=DRAFT_COUNT),
-        VerifyRow("c", 0, PROMPT[:9], (), rule, further_count=further_count),
-    ]
-    first, *others = verified(together, *rows)
-    assert [replace(first, further=()), *first.further] == expected
-    assert together.runner.cache.length("a") == expected[-1].cached_length
-    assert not any(one.further for one in others)
-
-
-def test_no_further_round_begins_where_its_drafts_have_no_place(
-    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = pairs["Llama"].target
-    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
-    limits = replace(verifier.runner.limits, cache_max_length=len(PROMPT) + DRAFT_COUNT)
-    monkeypatch.setattr(Runner, "limits", limits)
-    (verdict,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT, further_count=1))
-    assert len(verdict.draft_token_ids) == DRAFT_COUNT and not verdict.further
-
-
-def test_a_further_round_without_room_in_the_cache_costs_nothing_of_the_first(
-    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = pairs["Llama"].target
-    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
-    row = VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT)
-    (expected,) = verified(verifier, row)
-    verifier.runner.release(["a"])
-    forward = verifier.runner.forward
-    monkeypatch.setattr(
-        verifier.runner,
-        "forward",
-        lambda rows: [CacheFull("full")] if rows[0].base_length else forward(rows),
-    )
-    (verdict,) = verified(verifier, replace(row, further_count=1))
-    assert replace(verdict, reused_count=0) == expected
-
-
-@pytest.mark.parametrize("count", [-1, MAX_FURTHER_COUNT + 1])
-def test_too_many_further_rounds_are_refused(count: int, pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
-    target = pairs["Llama"].target
-    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
-    (refused,) = verifier.verify([VerifyRow("a", 0, PROMPT, (), propose_count=2, further_count=count)])
-    assert isinstance(refused, InvalidRequest) and refused.field == "further_count"

@@ -247,7 +247,7 @@ class WithHeads(FakeVerifier):
         prefix = (*self.token_ids[row.sequence_id], result.next_token_id)
         drafted = continuation(prefix, row.propose_count)
         for place in range(-len(prefix) % self._wrong_every, len(drafted), self._wrong_every):
-            drafted[place] += 1
+            drafted[place] = (drafted[place] + 1) % VOCABULARY_SIZE
         verdict = replace(result, draft_token_ids=tuple(drafted))
         if not row.further_count:
             return verdict

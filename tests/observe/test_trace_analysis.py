@@ -417,3 +417,13 @@ def test_a_request_that_is_not_there_is_named(tmp_path: Path, request_id: str, w
     )
     assert isinstance(result.exception, InvalidRequest)
     assert words in result.exception.message
+
+
+def test_rounds_without_time_of_their_own_are_in_no_percentile() -> None:
+    """A further round that a target ran by itself halved the median of every hop to nothing."""
+    (request,) = requests_of(timeline([TYPICAL] * 3, 0, 0, 0).spans)
+    whole = summarize([request])
+    further = [replace(one, span=replace(one.span, end_ns=one.span.start_ns)) for one in request.rounds]
+    empty = [replace(one, hops_s=dict.fromkeys(one.hops_s, 0.0)) for one in further]
+    both = summarize([replace(request, rounds=(*request.rounds, *empty, *empty))])
+    assert [(one.p50_s, one.p90_s) for one in both] == [(one.p50_s, one.p90_s) for one in whole]

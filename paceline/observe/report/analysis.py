@@ -182,7 +182,8 @@ def _sources(span: SpanRecord, drafts: Drafts) -> dict[str, Drafts]:
 def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
     """Summarize each hop over one or more requests, in the order of `HOPS`."""
     latency_s = sum(one.latency_s for one in requests)
-    rounds = [one for request in requests for one in request.rounds if one.round_count == 1]
+    # A further round has no time of its own.
+    rounds = [one for request in requests for one in request.rounds if one.round_count == 1 and one.span.duration_s > 0]
     summaries = []
     for hop in HOPS:
         own = [one.hops_s[hop] for one in (requests if hop == "other" else rounds)] or [0.0]

@@ -1,0 +1,164 @@
+"""Further rounds in the engine: what heads drafted is verified in the same call, as in a call of its own."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.checks import MAX_FURTHER_COUNT
+from paceline.engine.cache.paged import KvPool
+from paceline.engine.calls import Call
+from paceline.engine.placing import PackedRow
+from paceline.engine.runner import Outcome, Runner
+from paceline.engine.sampling import Choosing
+from paceline.errors import CacheFull, InvalidRequest
+from paceline.scope import Caller
+from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
+from tests.conftest import PairOfCheckpoints
+from tests.engine.test_heads import OPTIONS, PROMPT, verified, verifier_with
+from tests.heads import DRAFT_COUNT, write_random_heads
+
+ROW = VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT)
+
+SAMPLED = ChoiceRule(SamplingParameters(temperature=1.0), seed=7)
+
+
+@pytest.mark.parametrize("further_count", [1, 3])
+@pytest.mark.parametrize(
+    "rule", [GREEDY, ChoiceRule(SamplingParameters(temperature=1.0), seed=7)], ids=["greedy", "sampled"]
+)
+def test_further_rounds_give_what_calls_of_their_own_give(
+    rule: ChoiceRule, further_count: int, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", "eagle", target)
+    expected = []
+    alone = verifier_with(folder, target)
+    (verdict,) = verified(alone, VerifyRow("a", 0, PROMPT, (), rule, 2, propose_count=DRAFT_COUNT))
+    for _ in range(further_count + 1):
+        expected.append(verdict)
+        drafts = verdict.draft_token_ids
+        row = VerifyRow(
+            "a", verdict.cached_length, (verdict.next_token_id,), drafts, None, 2, propose_count=DRAFT_COUNT
+        )
+        (verdict,) = verified(alone, row)
+    together = verifier_with(folder, target)
+    rows = [
+        VerifyRow("a", 0, PROMPT, (), rule, 2, propose_count=DRAFT_COUNT, further_count=further_count),
+        VerifyRow("b", 0, PROMPT[:7], (), rule, propose_count=DRAFT_COUNT),
+        VerifyRow("c", 0, PROMPT[:9], (), rule, further_count=further_count),
+    ]
+    first, *others = verified(together, *rows)
+    assert [replace(first, further=()), *first.further] == expected
+    assert together.runner.cache.length("a") == expected[-1].cached_length
+    assert not any(one.further for one in others)
+
+
+def test_no_further_round_begins_where_its_drafts_have_no_place(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    limits = replace(verifier.runner.limits, cache_max_length=len(PROMPT) + DRAFT_COUNT)
+    monkeypatch.setattr(Runner, "limits", limits)
+    (verdict,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT, further_count=1))
+    assert len(verdict.draft_token_ids) == DRAFT_COUNT and not verdict.further
+
+
+def test_a_further_round_without_room_in_the_cache_costs_nothing_of_the_first(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    (expected,) = verified(verifier, ROW)
+    verifier.runner.release(["a"])
+    forward = verifier.runner.forward
+    monkeypatch.setattr(
+        verifier.runner,
+        "forward",
+        lambda rows: [CacheFull("full")] if rows[0].base_length else forward(rows),
+    )
+    (verdict,) = verified(verifier, replace(ROW, further_count=1))
+    assert replace(verdict, reused_count=0) == expected
+
+
+@pytest.mark.parametrize("count", [-1, MAX_FURTHER_COUNT + 1])
+def test_too_many_further_rounds_are_refused(count: int, pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    (refused,) = verifier.verify([VerifyRow("a", 0, PROMPT, (), propose_count=2, further_count=count)])
+    assert isinstance(refused, InvalidRequest) and refused.field == "further_count"
+
+
+def test_further_rounds_hold_no_more_logits_at_once_than_others(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows of the first pass ran in one further one, which wants several times their logits."""
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    runner, counts = verifier.runner, list[int]()
+    monkeypatch.setattr(runner, "most_logits", 8)
+    forward = runner.forward
+
+    def counted(rows: Sequence[PackedRow]) -> list[Outcome]:
+        counts.append(sum(one.logit_count for one in rows))
+        return forward(rows)
+
+    monkeypatch.setattr(runner, "forward", counted)
+    rows = [replace(ROW, sequence_id=f"s{at}", token_ids=PROMPT[at : at + 8], further_count=1) for at in range(6)]
+    assert all(one.further for one in verified(verifier, *rows))
+    assert counts[0] == 6 and len(counts) > 2 and max(counts) <= 8
+
+
+def test_memory_that_runs_out_in_a_further_round_costs_nothing_of_the_first(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    choose = verifier.runner.choose
+
+    def run_out(choosing: Sequence[Choosing]) -> object:
+        if len(choosing[0].logits) > 1:
+            raise torch.OutOfMemoryError
+        return choose(choosing)
+
+    monkeypatch.setattr(verifier.runner, "choose", run_out)
+    (verdict,) = verified(verifier, replace(ROW, further_count=1))
+    assert verdict.draft_token_ids and not verdict.further
+
+
+def test_a_cache_given_up_in_a_further_round_is_told_in_the_next_call(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """The one notice was used up, so the coordinator sent the whole text at once in place of waiting for room."""
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", "eagle", target)
+    assert [_met_by_the_younger(folder, target, count) for count in (0, 1)] == [CacheFull, CacheFull]
+
+
+def _met_by_the_younger(folder: Path, target: Path, further_count: int) -> type[object]:
+    """Return what the younger of two sequences meets once they have filled the cache."""
+    pool = verifier_with(folder, target).runner.cache
+    assert isinstance(pool, KvPool)
+    page_bytes = pool.least_bytes
+    options = replace(OPTIONS, kv_memory=str(14 * page_bytes), prefix_sharing=False)
+    verifier = verifier_with(folder, target, options)
+    older, younger = Caller("older"), Caller("younger")
+    rows = [
+        replace(ROW, sequence_id=str(at), token_ids=PROMPT[at : at + 28], further_count=further_count) for at in (0, 5)
+    ]
+    while True:
+        results = verifier.verify_calls([Call([rows[0]], older), Call([rows[1]], younger)])
+        (first,), (second,) = results
+        if not isinstance(second, Verdict):
+            return type(second)
+        assert isinstance(first, Verdict)
+        rows = [_next_row(row, one) for row, one in zip(rows, (first, second), strict=True)]
+
+
+def _next_row(row: VerifyRow, verdict: Verdict) -> VerifyRow:
+    last = (verdict, *verdict.further)[-1]
+    drafts = last.draft_token_ids
+    return replace(row, base_length=last.cached_length, token_ids=(last.next_token_id,), draft_token_ids=drafts)
