@@ -209,8 +209,7 @@ class Scheduler:
     @property
     def may_run_further(self) -> bool:
         """Whether the target may run more than one round in a call: neither others nor prompts wait for it."""
-        waiting = (one for one in self.pool.window() if one.target_lack > DECODED_TOKENS)
-        return not self._grouping.is_shared and next(waiting, None) is None
+        return not self._grouping.is_shared and all(one.target_lack <= DECODED_TOKENS for one in self.pool.window())
 
     def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
         """Return whether a round failed because its requests' time is over."""
