@@ -79,8 +79,8 @@ class Verifier:
             return [Overloaded("no memory is left for a further round")] * len(rows)
 
     def _further_row(self, row: VerifyRow, result: VerifyOutcome | PacelineError) -> VerifyRow | None:
-        """Return the row of the round after a result, if one is to follow by itself and its drafts have room."""
-        if not row.further_count or not isinstance(result, Verdict) or not result.draft_token_ids:
+        """Return the row of the round after a result, if one is to follow by itself and has room."""
+        if not row.further_count or not isinstance(result, Verdict):
             return None
         limits, length = self.runner.limits, result.cached_length + 1 + len(result.draft_token_ids)
         if length > min(limits.model_max_length, limits.cache_max_length):

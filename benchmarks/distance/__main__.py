@@ -30,7 +30,7 @@ from paceline.measure.files import prepare_folder
 from paceline.measure.machine import describe_machine
 from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.cluster_plan import ClusterOptions
-from paceline.process.variables import NO_DRAFT
+from paceline.process.variables import NO_DRAFT, NO_HEADS
 
 MAX_DELAY_MS = 1000
 # Wide enough for the table, also without a terminal.
@@ -47,11 +47,14 @@ def main(
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each.")] = 3,
     target_model: str = ClusterOptions.target_model,
     draft_model: str = ClusterOptions.draft_model,
+    heads: Annotated[
+        str, typer.Option(help="Folder of heads that draft beside the draft service, or builtin:eagle.")
+    ] = NO_HEADS,
 ) -> None:
     """Print tokens a second, rounds and drafts at each distance; keep them, with a plot, in a folder."""
     if draft_model == NO_DRAFT:
         raise InvalidRequest("--draft-model is none; give a model that can be kept away", field="draft_model")
-    pair = ClusterOptions(target_model=target_model, draft_model=draft_model)
+    pair = ClusterOptions(target_model=target_model, draft_model=draft_model, heads=heads)
     plan = DistancePlan(pair, _delays_ms(delays_ms), comma_counts("--batch-sizes", batch_sizes), runs, max_new_tokens)
     lines = selected_lines(input_file, None, prompt_count)
     check_plots()
@@ -86,6 +89,7 @@ def _measured(plan: DistancePlan, prompts: list[tuple[int, ...]], input_name: st
     result = DistanceResult(
         plan.pair.target_model,
         plan.pair.draft_model,
+        plan.pair.heads,
         input_name,
         plan.max_new_tokens,
         plan.run_count,

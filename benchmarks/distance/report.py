@@ -53,7 +53,7 @@ def notes(result: DistanceResult) -> str:
     prompt_count = max((one.prompt_count for one in result.comparisons), default=0)
     return "\n".join(
         (
-            f"{result.target_model} with {result.draft_model}, {result.machine}; {versions}; {result.started_at}.",
+            f"{result.models}, {result.machine}; {versions}; {result.started_at}.",
             f"Up to {prompt_count} prompts of {result.input_file}, at most {result.max_new_tokens} new tokens each; "
             f"medians of up to {result.run_count} runs in turn, after one to warm up.",
             "`far`: the service that is `ms` of round trip away from the coordinator. `prepared`: rounds are prepared "
@@ -100,7 +100,7 @@ def plot(result: DistanceResult, path: Path) -> None:
         # The row shares its scale, which no longer follows what is drawn once it is set.
         line[0].set_ylim(bottom=0)
         line[0].set_ylabel("tokens per second")
-    figure.suptitle(f"{result.target_model} with {result.draft_model}", fontsize=12)
+    figure.suptitle(result.models, fontsize=12)
     save_figure(figure, path)
 
 

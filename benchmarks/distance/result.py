@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 
 from paceline.measure.contention import Contention, counting, counting_pairs, was_quiet
 from paceline.measure.rounds import RoundUse
+from paceline.process.variables import NO_HEADS
 
 FarService = Literal["draft", "target"]
 
@@ -89,6 +90,7 @@ class Comparison:
 class DistanceResult:
     target_model: str
     draft_model: str
+    heads: str
     input_file: str
     max_new_tokens: int
     run_count: int
@@ -97,6 +99,11 @@ class DistanceResult:
     """UTC, ISO 8601."""
     versions: dict[str, str]
     comparisons: tuple[Comparison, ...] = ()
+
+    @property
+    def models(self) -> str:
+        heads = "" if self.heads == NO_HEADS else f" and heads {self.heads}"
+        return f"{self.target_model} with {self.draft_model}{heads}"
 
     @property
     def is_equal(self) -> bool:

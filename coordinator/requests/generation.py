@@ -169,6 +169,11 @@ class Generation:
         """Most drafts that can help a round, which adds one token more than it accepts; under 1: none."""
         return min(self.max_draft_count, self.output.remaining_count - 1)
 
+    def useful_heads_count(self, count: int) -> int:
+        """Return how many of `count` tokens that the target's heads draft after a round can help the next."""
+        # At least one token comes before them, and one after them.
+        return max(0, min(count, self.max_draft_count, self.output.remaining_count - 2)) if count else 0
+
     @property
     def draft_lack(self) -> int:
         """Committed tokens that the draft service is not known to hold, at least one: a row brings a token."""
@@ -214,18 +219,17 @@ class Generation:
     ) -> VerifyRow:
         """Return a row that asks the target for its choices, as `propose_row` asks for drafts.
 
-        The target's heads are asked for `propose_count` tokens that can help a later round, and the target for
-        `further_count` rounds with them, if the output goes on for as long. `draft_is_idle` tells that no draft service
-        works meanwhile.
+        The target's heads are asked for `propose_count` tokens (`useful_heads_count`), and the target for
+        `further_count` more rounds, as far as the output may go on. `draft_is_idle` tells that no draft service works
+        meanwhile.
         """
         token_ids, length = self.token_ids, len(self.token_ids)
         base_length = min(self.target_cached_length, length - 1)
         stop = base_length + token_count
-        if propose_count:
-            # At least one token comes before the drafts, and one after them.
-            propose_count = max(0, min(propose_count, self.max_draft_count, self.output.remaining_count - 2))
-        if not propose_count or self.output.remaining_count <= len(draft_token_ids) + 1:
-            further_count = 0
+        if further_count:
+            # A round brings a token at least. None follows an output that ends if all drafts are right.
+            most = self.output.remaining_count - 1
+            further_count = min(further_count, most) if most > len(draft_token_ids) else 0
         return VerifyRow(
             self.sequence_id,
             base_length,

@@ -76,7 +76,8 @@ class Acceptances:
         """Learn from a further round, which verified what the heads drafted in the one before."""
         drafted = {row.generation: row.heads_draft.token_ids for row in before if row.heads_draft}
         for row in rows:
-            self._heads.observe(drafted[row.generation], row.token_ids)
+            if row.generation in drafted:
+                self._heads.observe(drafted[row.generation], row.token_ids)
 
     def _observe(self, source: DraftSource, guess: Guess, committed: Sequence[int]) -> None:
         if source is DraftSource.HEADS:

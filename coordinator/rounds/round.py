@@ -14,6 +14,7 @@ from itertools import pairwise, takewhile
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.replicas.plausibility import scored_count
 from coordinator.requests.generation import Generation, HeadsDraft
+from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_report import NEW_TO_DRAFT, DraftCall, RoundReport, RowReport, Shortage
 from coordinator.rounds.wishes import Wish
@@ -130,7 +131,7 @@ async def run_round(
     *,
     draft_worth_s: float | None = None,
     is_alone: bool = False,
-    further_count: int = 0,
+    further: FurtherCounts = NONE_FURTHER,
     clock: Clock = time.perf_counter,
 ) -> RoundReport:
     """Run one round for a group, with the drafts that `wishes` name for each generation, and commit its tokens.
@@ -138,8 +139,8 @@ async def run_round(
     `drafters` are those that can be asked now, by their model. A row that fails is reported and does not stop the
     others. A prompt for which others leave no room waits (`prompt_shares`). `draft_worth_s` is the time after which
     drafting costs more than it saves. `is_alone` says that no other round of this coordinator may ask them meanwhile.
-    The target may run `further_count` rounds by itself in the same call, with what its heads draft, if no row brings a
-    prompt, for others wait for its first token.
+    The target may run `further` rounds by itself in the same call, with what its heads draft if they do; none where a
+    row brings a prompt, for others wait for its first token.
 
     Raise the verify call's error; then no tokens were committed.
     """
@@ -151,15 +152,10 @@ async def run_round(
     drafts = _drafts(wishes, taken_in, asked, limits.vocabulary_size)
     prompts = _coming_prompts(wishes, taken_in, drafters)
     if max(shares) > DECODED_TOKENS:
-        further_count = 0
+        further = NONE_FURTHER
     rows = [
-        one.verify_row(
-            draft.token_ids,
-            share,
-            wish.propose_count,
-            # What follows a long copy is a copy, which heads would end.
-            further_count if len(draft.token_ids) <= wish.propose_count else 0,
-            draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone),
+        _verify_row(
+            one, draft, share, wish, further, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone)
         )
         for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
@@ -187,6 +183,16 @@ async def run_round(
         verdicts.timing.worked_s,
         taken.further,
     )
+
+
+def _verify_row(
+    one: Generation, draft: _Draft, token_count: int, wish: Wish, further: FurtherCounts, *, draft_is_idle: bool
+) -> VerifyRow:
+    heads_count = one.useful_heads_count(wish.propose_count)
+    further_count = further.with_heads if heads_count else further.without
+    if heads_count and not further.without and len(draft.token_ids) > wish.propose_count:
+        further_count = 0  # what follows a long copy is a copy, which heads would end
+    return one.verify_row(draft.token_ids, token_count, heads_count, further_count, draft_is_idle=draft_is_idle)
 
 
 def _taking_part(

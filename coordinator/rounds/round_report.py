@@ -97,6 +97,11 @@ class RoundReport:
         return 1 + len(self.further)
 
     @property
+    def further_s(self) -> float:
+        """Time of the further rounds, each of which takes about as long as the first."""
+        return self.verify.executed_s * len(self.further) / self.round_count
+
+    @property
     def all_rows(self) -> list[RowReport]:
         """Reports of this round's rows and of the further ones'."""
         return [*self.rows, *chain.from_iterable(self.further)] if self.further else self.rows

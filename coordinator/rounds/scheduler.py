@@ -15,6 +15,7 @@ import structlog
 from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
+from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherRounds
 from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
@@ -32,8 +33,6 @@ log = structlog.get_logger()
 
 TARGET_AWAY = (PeerUnavailable, CallTimedOut)
 """Errors of a verify call that mean that the target is away."""
-FURTHER_COUNT = 1
-"""Further rounds that a target may run by itself in a call. More save little, and tokens and copies come later."""
 FAILED_AT_DEADLINE_S = 0.05
 """A call that failed so near to the deadline of its requests failed for that."""
 LOSSES_TO_RUN_ALONE = 2
@@ -84,6 +83,7 @@ class Scheduler:
         self._residency = residency
         self._others = others
         self._way = Way()
+        self._further = FurtherRounds()
         self._is_relieving = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
@@ -188,7 +188,8 @@ class Scheduler:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, list(drafters))
             is_alone = self._lane_count(groups) == 1
-            further_count = FURTHER_COUNT if self.may_run_further else 0
+            left_s = time_left_s(group, self._clock())
+            further = self._further.counts(left_s) if self.may_run_further else NONE_FURTHER
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,
@@ -197,7 +198,7 @@ class Scheduler:
                     self._limits,
                     draft_worth_s=groups.draft_worth.seconds,
                     is_alone=is_alone,
-                    further_count=further_count,
+                    further=further,
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
@@ -283,7 +284,8 @@ class Scheduler:
             log.info("whether the target works for others changed", target=self._address, now=self._grouping.is_shared)
         groups.draft_worth.observe(report)
         self._way.called(report.propose.wire_s + report.verify.wire_s)
-        self._way.took(report.duration_s)
+        self._way.took(report.duration_s - report.further_s)
+        self._further.called(report.verify, report.round_count)
         # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
         # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
         own_s = waited_s + max(0.0, report.duration_s - report.others_s)

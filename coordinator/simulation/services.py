@@ -110,23 +110,23 @@ class _Service:
         self._lengths[sequence_id] = length
         return length
 
-    async def _work(self, work: Work) -> CallTiming:
-        """Let the time of a call pass."""
+    async def _work(self, *passes: Work) -> CallTiming:
+        """Let the time of a call pass, which has these passes."""
         self._peak_tokens = max(self._peak_tokens, sum(self._lengths.values()))
-        took: CallSeconds = self._around.times.draw(work, self._around.rng)
-        one_way_s = (took.wire_s + self._around.round_trip_s) / 2
-        await asyncio.sleep(took.own_s + one_way_s)
+        took: list[CallSeconds] = [self._around.times.draw(one, self._around.rng) for one in passes]
+        executed_s, one_way_s = sum(one.executed_s for one in took), (took[0].wire_s + self._around.round_trip_s) / 2
+        await asyncio.sleep(took[0].own_s + one_way_s)
         clock = asyncio.get_running_loop().time
-        asked_s, stage_s = clock(), took.executed_s / len(self._stages)
+        asked_s, stage_s = clock(), executed_s / len(self._stages)
         for stage in self._stages:
             async with stage:
                 await asyncio.sleep(stage_s)
-        queued_s = max(0.0, clock() - asked_s - took.executed_s)
+        queued_s = max(0.0, clock() - asked_s - executed_s)
         self._call_count += 1
         self._busy_s += stage_s
         self._queued_s += queued_s
         await asyncio.sleep(one_way_s)
-        return CallTiming(queued_s, took.executed_s)
+        return CallTiming(queued_s, executed_s)
 
     def _prompt_shares(self, rows: Sequence[ProposeRow] | Sequence[VerifyRow]) -> list[int]:
         """Return the tokens that the service takes in of each row: one chunk of prompts a call, for all rows."""
@@ -151,9 +151,13 @@ class SimulatedTarget(_Service):
         results = [self._verdict(row, share) for row, share in zip(rows, shares, strict=True)]
         decided = [row for row, result in zip(rows, results, strict=True) if isinstance(result, Verdict)]
         counts = [len(row.draft_token_ids) for row in decided]
-        prompt_count = sum(shares) - len(decided)
-        work = Work(self._around.rounds_at_once(), len(decided), max(counts, default=0), sum(counts), prompt_count)
-        timing = await self._work(work)
+        prompt_count, at_once = sum(shares) - len(decided), self._around.rounds_at_once()
+        further = [row.further_count for row in decided]
+        passes = [sum(count > place for count in further) for place in range(max(further, default=0))]
+        timing = await self._work(
+            Work(at_once, len(decided), max(counts, default=0), sum(counts), prompt_count),
+            *(Work(at_once, row_count, 0, 0, 0) for row_count in passes),
+        )
         return Verdicts([*results], timing)
 
     def _verdict(self, row: VerifyRow, share: int) -> VerifyOutcome:
@@ -166,7 +170,11 @@ class SimulatedTarget(_Service):
             return Prefilled(self._keep(row.sequence_id, length))
         text, prompt_count = self._begun[row.sequence_id]
         accepted_count = text.accepted_count(length - prompt_count, len(row.draft_token_ids))
-        return Verdict(accepted_count, SOME_TOKEN, self._keep(row.sequence_id, length + accepted_count))
+        length += accepted_count
+        # There are no heads, so further rounds have no drafts.
+        further = tuple(Verdict(0, SOME_TOKEN, length + place) for place in range(1, row.further_count + 1))
+        self._keep(row.sequence_id, length + len(further))
+        return Verdict(accepted_count, SOME_TOKEN, length, further=further)
 
     def owe(self, sequence_ids: Sequence[str]) -> None:
         super().owe(sequence_ids)

@@ -15,13 +15,16 @@ from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.acceptances import Acceptances
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.costs import CONSTANT, DRAFTED, HEADS, TARGET_PARTS, RoundWork
+from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts, FurtherRounds
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.wishes import Wish
-from paceline.checks import DECODED_TOKENS
+from coordinator.wiring import Clocks
+from paceline.checks import DECODED_TOKENS, MAX_FURTHER_COUNT
 from paceline.errors import PeerFailed
 from paceline.types import (
+    CallTiming,
     DraftSource,
     GenerationRequest,
     HopTime,
@@ -35,14 +38,17 @@ from tests.coordinators import collect, make_serving, scheduling, submit
 from tests.fakes.model_services import (
     CHUNK_TOKENS,
     VOCABULARY_SIZE,
+    Clock,
     FakeDrafter,
     WithHeads,
     continuation,
+    next_token,
 )
 
 LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
 PROMPT = (5, 6, 7)
 HEADS_COUNT = 3
+NEAR = FurtherCounts(1)
 DRAFTED_BY_HEADS = Wish(propose_count=HEADS_COUNT)
 
 
@@ -51,10 +57,12 @@ def generation_of(prompt: Sequence[int] = PROMPT, max_new_tokens: int = 40, name
     return Generation(name, list(prompt), output, 64, Usage(len(prompt)), Request())
 
 
-async def asked_for(one: Generation, wish: Wish = DRAFTED_BY_HEADS, *others: Generation) -> int:
-    """Return how many further rounds a row asks for in a round that may have one."""
+async def asked_for(
+    one: Generation, wish: Wish = DRAFTED_BY_HEADS, *others: Generation, further: FurtherCounts = NEAR
+) -> int:
+    """Return how many further rounds a row asks for in a round that may have as many as `further`."""
     verifier = WithHeads()
-    await run_round({one: wish} | dict.fromkeys(others, Wish()), {}, verifier, LIMITS, further_count=1)
+    await run_round({one: wish} | dict.fromkeys(others, Wish()), {}, verifier, LIMITS, further=further)
     return verifier.calls[0][0].further_count
 
 
@@ -90,7 +98,7 @@ async def test_a_further_round_is_told_without_time_of_its_own() -> None:
     verifier = WithHeads()
     one = generation_of()
     one.request.tells_rounds, one.queued_s = True, 3.0
-    await run_round({one: DRAFTED_BY_HEADS}, {}, verifier, LIMITS, further_count=1)
+    await run_round({one: DRAFTED_BY_HEADS}, {}, verifier, LIMITS, further=FurtherCounts(1))
     pieces = one.request.stream.pieces()
     first, second = (await anext(pieces)).round, (await anext(pieces)).round
     assert first and second
@@ -103,6 +111,64 @@ async def test_rows_ask_for_one_where_heads_draft_and_the_output_goes_on() -> No
     assert await asked_for(generation_of()) == 1
     assert await asked_for(generation_of(), Wish()) == 0
     assert await asked_for(generation_of(max_new_tokens=1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("way_s", "with_heads", "without"), [(0.009, 1, 0), (0.025, 2, 2), (1.0, MAX_FURTHER_COUNT, MAX_FURTHER_COUNT)]
+)
+def test_as_many_run_as_take_the_time_of_the_way(way_s: float, with_heads: int, without: int) -> None:
+    further = FurtherRounds()
+    assert further.counts(None) == NONE_FURTHER
+    for round_count in (1, 3):
+        further.called(HopTime(way_s, 5.0, 0.01 * round_count), round_count)
+    assert further.counts(None) == FurtherCounts(with_heads, without)
+
+
+def test_none_runs_near_a_deadline_which_would_cut_off_all() -> None:
+    further = FurtherRounds()
+    further.called(HopTime(0.02, 0.0, 0.01), 1)
+    assert further.counts(1.0) == FurtherCounts(2, 2)
+    assert further.counts(0.2) == NONE_FURTHER
+
+
+def test_a_target_that_does_not_tell_its_work_is_taken_for_near() -> None:
+    further = FurtherRounds()
+    further.called(HopTime(1.0), 1)
+    assert further.counts(None) == FurtherCounts(1, 0)
+
+
+async def test_rows_of_a_far_target_ask_for_them_whatever_drafts() -> None:
+    far = FurtherCounts(4, 4)
+    assert await asked_for(generation_of(), Wish(), further=far) == 4
+    assert await asked_for(generation_of(), further=far) == 4
+    copy = Wish(source=DraftSource.SUFFIX, token_ids=tuple(continuation(PROMPT, 5)), propose_count=HEADS_COUNT)
+    assert await asked_for(generation_of(), copy, further=far) == 4
+    assert await asked_for(generation_of(max_new_tokens=3), Wish(), further=far) == 2
+
+
+class Far(WithHeads):
+    """A target without heads, to which the way takes three times as long as a pass."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.description = replace(self.description, heads_draft_count=0)
+        self._clock = clock
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        pass_count = 1.0 + max(row.further_count for row in rows)
+        self._clock.advance(3.0 + pass_count)
+        return replace(await super().verify(rows, timeout_s), timing=CallTiming(executed_s=pass_count))
+
+
+async def test_a_far_target_answers_several_plain_rounds_in_a_call() -> None:
+    clock = Clock()
+    verifier = Far(clock)
+    asked = GenerationRequest(TokenIds(PROMPT), 30, ignore_end_tokens=True)
+    async with scheduling(FakeDrafter(0.0), verifier, draft_count=0, clocks=Clocks(clock)) as (admission, scheduler):
+        output, last = await collect(submit(scheduler, admission.admit(asked)))
+    assert output == [next_token((*PROMPT, *output[:place])) for place in range(30)]
+    assert last.finish and last.finish.usage.round_count == 30
+    assert [call[0].further_count for call in verifier.calls] == [0, 3, 3, 3, 3, 3, 3, 3, 0]
 
 
 async def test_none_begins_after_a_long_copy() -> None:

@@ -77,10 +77,21 @@ def test_a_long_prompt_comes_in_chunks() -> None:
     assert simulated(clients=1, count=1, output=2, prompt=64 * 5).round_count >= 5
 
 
-@pytest.mark.parametrize("distance", [{"draft_round_trip_s": 0.1}, {"target_round_trip_s": 0.1}])
-def test_distance_makes_each_round_longer(distance: dict[str, Any]) -> None:
-    near, far = simulated(clients=1), simulated(clients=1, **distance)
+def test_a_far_draft_service_makes_each_round_longer() -> None:
+    near, far = simulated(clients=1), simulated(clients=1, draft_round_trip_s=0.1)
     assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
+
+
+@pytest.mark.parametrize("draft_count", [0, 5])
+def test_a_far_target_runs_as_many_rounds_a_call_as_take_the_time_of_the_way(draft_count: int) -> None:
+    pass_s = verify_s(1, 0)
+    near, far = (
+        simulated(clients=1, count=1, output=200, draft_count=draft_count, target_round_trip_s=one * pass_s)
+        for one in (0.0, 4.5)
+    )
+    calls = [one.services[0].call_count for one in (near, far)]
+    assert far.round_count > 3.5 * calls[1] and calls[0] == near.round_count
+    assert far.summary.elapsed_s < 0.8 * (near.summary.elapsed_s + 4.5 * pass_s * near.round_count)
 
 
 def test_more_replicas_answer_more_where_each_has_its_machine() -> None:

@@ -16,6 +16,7 @@ from paceline.engine.sampling import Choosing
 from paceline.errors import CacheFull, InvalidRequest
 from paceline.scope import Caller
 from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
+from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 from tests.engine.test_heads import OPTIONS, PROMPT, verified, verifier_with
 from tests.heads import DRAFT_COUNT, write_random_heads
@@ -50,10 +51,21 @@ def test_further_rounds_give_what_calls_of_their_own_give(
         VerifyRow("b", 0, PROMPT[:7], (), rule, propose_count=DRAFT_COUNT),
         VerifyRow("c", 0, PROMPT[:9], (), rule, further_count=further_count),
     ]
-    first, *others = verified(together, *rows)
+    first, unasked, undrafted = verified(together, *rows)
     assert [replace(first, further=()), *first.further] == expected
     assert together.runner.cache.length("a") == expected[-1].cached_length
-    assert not any(one.further for one in others)
+    assert not unasked.further
+    assert [one.next_token_id for one in (undrafted, *undrafted.further)] == _plain(alone, rows[2], further_count + 1)
+
+
+def _plain(verifier: Verifier, row: VerifyRow, count: int) -> list[int]:
+    """Return the tokens of so many rounds without drafts, each in a call of its own."""
+    found: list[int] = []
+    for _ in range(count):
+        (verdict,) = verified(verifier, replace(row, further_count=0))
+        found.append(verdict.next_token_id)
+        row = replace(row, base_length=verdict.cached_length, token_ids=(verdict.next_token_id,))
+    return found
 
 
 def test_no_further_round_begins_where_its_drafts_have_no_place(

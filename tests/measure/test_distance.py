@@ -27,6 +27,7 @@ from paceline.measure.rounds import RoundUse
 from paceline.process.instruments import instruments
 from paceline.process.service_process import Endpoint
 from paceline.process.settings import read_settings
+from paceline.process.variables import NO_HEADS
 from tests.clusters import cluster_here
 from tests.fakes.proxy import running_proxy
 from tests.fakes.watches import FakeWatch
@@ -45,9 +46,10 @@ async def coordinator_here(module: str, flags: Sequence[str]) -> AsyncIterator[E
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.parametrize("delays_ms", [(5,), (0, 5)])
+@pytest.mark.parametrize(("delays_ms", "heads"), [((5,), NO_HEADS), ((0, 5), "builtin:eagle")])
 def test_outputs_are_the_targets_at_every_distance_with_prepared_rounds_and_without(
     delays_ms: tuple[int, ...],
+    heads: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -57,7 +59,8 @@ def test_outputs_are_the_targets_at_every_distance_with_prepared_rounds_and_with
     monkeypatch.setattr(command, "MachineWatch", FakeWatch)
     with pytest.raises(typer.Exit) as end:
         words = ",".join(map(str, delays_ms))
-        main(output=tmp_path, delays_ms=words, batch_sizes="1,2", prompt_count=3, max_new_tokens=12, runs=1)
+        sizes: dict[str, Any] = {"batch_sizes": "1,2", "prompt_count": 3, "max_new_tokens": 12, "runs": 1}
+        main(output=tmp_path, delays_ms=words, heads=heads, **sizes)
     assert end.value.exit_code == 0
     assert sorted(os.listdir(tmp_path)) == ["distance.png", "result.json", "table.md"]
     result = json.loads((tmp_path / "result.json").read_text())
@@ -79,7 +82,7 @@ def run(tokens_per_s: int, equal_count: int = 4, others_share: float = 0.0) -> R
 
 def compared(without: Sequence[Run], prepared: Sequence[Run]) -> DistanceResult:
     comparison = Comparison(Case("draft", 20.0, 1, 0.0), 4, tuple(without), tuple(prepared))
-    return DistanceResult("target", "draft", "demo", 64, 3, "machine", "now", {}, (comparison,))
+    return DistanceResult("target", "draft", NO_HEADS, "demo", 64, 3, "machine", "now", {}, (comparison,))
 
 
 def test_a_row_has_medians_of_quiet_runs_and_means_over_their_rows() -> None:
