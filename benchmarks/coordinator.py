@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import grpc
 import psutil
@@ -34,6 +34,7 @@ from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
 from paceline.process.service_process import Endpoint, running_service
+from paceline.process.variables import NO_DRAFT
 from paceline.text import TextCodec, fingerprint
 from paceline.types import (
     CacheDescription,
@@ -63,6 +64,7 @@ console = Console(highlight=False)
 DRAFTED = (300, 400, 500, 600, 700, 800, 900, 1000)
 MAX_LENGTH = 10_000
 
+HeadsDraft = Annotated[bool, typer.Option(help="the target's heads draft in place of a draft service")]
 Read = Callable[[Sequence[GenerationRequest]], Awaitable[None]]
 """Sends requests, and reads their outputs."""
 
@@ -70,10 +72,11 @@ Read = Callable[[Sequence[GenerationRequest]], Awaitable[None]]
 class NoModel:
     """Stands in for a runner, and caches nothing."""
 
-    def __init__(self, tokenizer: TokenizerFiles, max_length: int) -> None:
+    def __init__(self, tokenizer: TokenizerFiles, max_length: int, heads_count: int = 0) -> None:
         self.model = self
         self.tokenizer = tokenizer
         self._max_length = max_length
+        self._heads_count = heads_count
 
     def describe(self) -> ModelDescription:
         codec = TextCodec(self.tokenizer)
@@ -88,6 +91,7 @@ class NoModel:
             dtype="float32",
             parameter_count=0,
             cache=CacheDescription(max_length=self._max_length, prefill_chunk_tokens=256),
+            heads_draft_count=self._heads_count,
         )
 
     def release(self, sequence_ids: Sequence[str], scope: str) -> int:
@@ -134,6 +138,20 @@ class InstantVerifier:
         return Verdict(accepted, 1100, length + accepted)
 
 
+class HeadsVerifier(InstantVerifier):
+    """A target whose heads draft, and that runs one further round, as a near one does."""
+
+    def verdict(self, row: VerifyRow, length: int) -> Verdict:
+        first = self._with_drafts(row, super().verdict(row, length))
+        if not row.further_count:
+            return first
+        row = replace(row, draft_token_ids=first.draft_token_ids)
+        return replace(first, further=(self._with_drafts(row, super().verdict(row, first.cached_length + 1)),))
+
+    def _with_drafts(self, row: VerifyRow, verdict: Verdict) -> Verdict:
+        return replace(verdict, draft_token_ids=DRAFTED[: row.propose_count])
+
+
 class EchoDrafter(InstantDrafter):
     """Repeats a sequence's last token, so that the prompt determines the output."""
 
@@ -148,15 +166,15 @@ class EchoVerifier(InstantVerifier):
 
 
 @app.command(hidden=True)
-def models(max_length: int = MAX_LENGTH, echo: bool = False) -> None:
+def models(max_length: int = MAX_LENGTH, echo: bool = False, heads_count: int = 0) -> None:
     """Serve both instant models until standard input ends; prints their addresses."""
-    uvloop.run(_serve_models(max_length, echo))
+    uvloop.run(_serve_models(max_length, echo, heads_count))
 
 
-async def _serve_models(max_length: int, echo: bool) -> None:
-    model = NoModel(builtin_tokenizer(), max_length)
+async def _serve_models(max_length: int, echo: bool, heads_count: int) -> None:
+    model = NoModel(builtin_tokenizer(), max_length, heads_count)
     drafter = EchoDrafter(model) if echo else InstantDrafter(model)
-    verifier = EchoVerifier(model) if echo else InstantVerifier(model)
+    verifier = EchoVerifier(model) if echo else HeadsVerifier(model) if heads_count else InstantVerifier(model)
     async with served_draft(drafter) as draft, served_target(verifier) as target:
         print(draft, target, flush=True)
         await termination(stop_with_stdin=True)
@@ -223,14 +241,17 @@ def rounds(
     max_new_tokens: int = 1000,
     door: Door = Door.TEXT,
     omit_text: bool = False,
+    heads: HeadsDraft = False,
 ) -> None:
     """CPU milliseconds a round costs the coordinator's process, all its threads counted."""
     request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens, omit_text=omit_text)
-    uvloop.run(_rounds(batch_size, draft_count, runs, request, door))
+    uvloop.run(_rounds(batch_size, draft_count, runs, request, door, heads))
 
 
-async def _rounds(batch_size: int, draft_count: int, runs: int, request: GenerationRequest, door: Door) -> None:
-    async with _coordinator(batch_size, draft_count) as service, Client(service.address) as client:
+async def _rounds(
+    batch_size: int, draft_count: int, runs: int, request: GenerationRequest, door: Door, heads: bool
+) -> None:
+    async with _coordinator(batch_size, draft_count, heads=heads) as service, Client(service.address) as client:
         process = coordinator_process()
         read = partial(_by_calls, client) if door is Door.TEXT else partial(_by_stream, service.address)
         for number in range(runs + 1):  # the first warms up
@@ -240,10 +261,10 @@ async def _rounds(batch_size: int, draft_count: int, runs: int, request: Generat
 
 
 @asynccontextmanager
-async def _coordinator(batch_size: int, draft_count: int, *flags: str) -> AsyncIterator[Endpoint]:
+async def _coordinator(batch_size: int, draft_count: int, *flags: str, heads: bool = False) -> AsyncIterator[Endpoint]:
     """Run a coordinator over instant models."""
-    async with instant_models() as (draft, target):
-        models = ["--draft", draft, "--target", target, "--log-level", "error"]
+    async with instant_models("--heads-count", str(draft_count if heads else 0)) as (draft, target):
+        models = ["--draft", NO_DRAFT if heads else draft, "--target", target, "--log-level", "error"]
         sizes = ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
         async with running_service("coordinator", [*models, *sizes, *flags]) as service:
             yield service
@@ -258,17 +279,24 @@ def host(
     runs: int = 5,
     max_new_tokens: int = 500,
     omit_text: bool = False,
+    heads: HeadsDraft = False,
 ) -> None:
     """Tokens/s that so many coordinator processes here give to gateways' streams; readers and models are here too."""
     request = GenerationRequest(Text("one two three"), max_new_tokens=max_new_tokens, omit_text=omit_text)
-    uvloop.run(_host(processes, connections, batch_size, draft_count, runs, request))
+    uvloop.run(_host(processes, connections, batch_size, draft_count, runs, request, heads))
 
 
 async def _host(
-    processes: int, connections: int, batch_size: int, draft_count: int, runs: int, request: GenerationRequest
+    processes: int,
+    connections: int,
+    batch_size: int,
+    draft_count: int,
+    runs: int,
+    request: GenerationRequest,
+    heads: bool,
 ) -> None:
     count = 2 * batch_size * processes
-    async with _coordinator(batch_size, draft_count, "--processes", str(processes)) as service:
+    async with _coordinator(batch_size, draft_count, "--processes", str(processes), heads=heads) as service:
         for number in range(runs + 1):  # the first warms up
             requests, began = [replace(request, seed=seed) for seed in range(count)], time.perf_counter()
             parts = [requests[first::connections] for first in range(connections)]

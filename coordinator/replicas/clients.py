@@ -230,7 +230,7 @@ class RemoteVerifier(_RemoteModel):
 
 
 def _is_plain(row: VerifyRow) -> bool:
-    return row.top_logprob_count is None and not (row.scores_tokens or row.propose_count)
+    return row.top_logprob_count is None and not (row.scores_tokens or row.propose_count or row.further_count)
 
 
 async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any]) -> Any:

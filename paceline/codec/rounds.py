@@ -208,7 +208,7 @@ def _verdict_to_pb(verdict: types.Verdict, sequence_id: str = "") -> target_serv
 
 
 def verdicts_from_pb(response: target_service_pb2.VerifyTokensResponse, *, are_plain: bool = False) -> types.Verdicts:
-    """Read verdicts. `are_plain` says that no row asked for log-probabilities or drafts: nobody looks for them then."""
+    """Read verdicts. `are_plain` says that no row asked for more than a choice: nobody looks for anything else then."""
 
     results = [
         types.Verdict(one.accepted_count, one.next_token_id, one.cached_length, (), (), one.reused_count)

@@ -61,6 +61,14 @@ async def decode(server: ModelServer, prompt: tuple[int, ...], count: int) -> li
     return token_ids[len(prompt) :]
 
 
+async def test_further_rounds_without_drafts_come_with_the_first(target: ModelServer) -> None:
+    (verdict,) = await verify(target, VerifyRow("a", 0, PROMPT, (), further_count=2))
+    assert isinstance(verdict, Verdict)
+    rounds = (verdict, *verdict.further)
+    assert [one.next_token_id for one in rounds] == await decode(target, PROMPT, 3)
+    assert [one.cached_length for one in rounds] == [len(PROMPT) + place for place in range(3)]
+
+
 async def test_drafts_are_accepted_up_to_the_first_wrong_one(target: ModelServer) -> None:
     right = await decode(target, PROMPT, 4)
     wrong = (right[2] + 1) % VOCABULARY_SIZE
