@@ -1,17 +1,21 @@
 """How many rounds the target is to run by itself in a call.
 
 Near, one where its heads draft: it saves a hop, and more save little while tokens and copies come later. Far, as many
-as take about the time of the way, whatever drafts: each brings a token at least, in the time of a pass. Learns both
-times from calls; knows nothing of rows.
+as take about the time of the way, whatever drafts, if plain ones give tokens faster than rounds do that cross it.
+Learns from calls without prompts; knows nothing of rows.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
+from coordinator.rounds.round_report import RoundReport
 from coordinator.smoothing import smoothed
 from paceline.checks import MAX_FURTHER_COUNT
-from paceline.types import HopTime
 
-TIMES_MEMORY = 0.8
+FAR_WAY_S = 0.003
+"""Least way to a far target: a shorter one is that of a host, and of its busy cores."""
+WAYS = 16
+"""Latest calls, of which the shortest way counts: others waited for cores. A target is near until there are as many."""
 CALLS_LEFT = 4
 """Calls for which a deadline must leave time: a call that it cuts off loses all of its rounds."""
 
@@ -27,25 +31,38 @@ class FurtherCounts:
 
 
 NONE_FURTHER = FurtherCounts()
+NEAR = FurtherCounts(1)
 
 
 class FurtherRounds:
     def __init__(self) -> None:
-        self._way_s: float | None = None
+        self._ways_s: deque[float] = deque(maxlen=WAYS)
         self._pass_s: float | None = None
+        """Time of a round in the target."""
+        self._round_s: float | None = None
+        """Time of a call's first round, drafts and way included."""
+        self._row_tokens: float | None = None
+        """Tokens that a row gets from it."""
 
-    def called(self, verify: HopTime, round_count: int) -> None:
-        """Note a call of the target, of so many rounds."""
-        self._way_s = smoothed(self._way_s, verify.wire_s, TIMES_MEMORY)
-        self._pass_s = smoothed(self._pass_s, verify.executed_s / round_count, TIMES_MEMORY)
+    def observe(self, report: RoundReport) -> None:
+        if report.prompt_token_count or not report.rows:
+            return
+        self._ways_s.append(report.verify.wire_s)
+        self._pass_s = smoothed(self._pass_s, report.verify.executed_s / report.round_count)
+        self._round_s = smoothed(self._round_s, report.duration_s - report.further_s)
+        tokens = sum([row.committed_count for row in report.rows])
+        self._row_tokens = smoothed(self._row_tokens, tokens / len(report.rows))
 
     def counts(self, left_s: float | None) -> FurtherCounts:
         """Return the further rounds of a call now, whose requests have `left_s` seconds left; None: no deadline."""
-        if self._way_s is None or self._pass_s is None:
-            return NONE_FURTHER
+        if self._pass_s is None or self._round_s is None or self._row_tokens is None:
+            return NEAR
+        way_s = min(self._ways_s)
         # A service that does not tell its work is taken for near.
-        most = int(min(MAX_FURTHER_COUNT, self._way_s / self._pass_s)) if self._pass_s else 0
-        call_s = self._way_s + (2 + most) * self._pass_s
+        is_far = self._pass_s > 0 and len(self._ways_s) == WAYS and way_s >= FAR_WAY_S
+        most = int(min(MAX_FURTHER_COUNT, way_s / self._pass_s)) if is_far else 0
+        call_s = self._round_s + max(1, most) * self._pass_s
         if left_s is not None and left_s < CALLS_LEFT * call_s:
             return NONE_FURTHER
-        return FurtherCounts(max(1, most), most)
+        are_faster = self._row_tokens * self._pass_s < self._round_s
+        return FurtherCounts(most, most if are_faster else 0) if most else NEAR

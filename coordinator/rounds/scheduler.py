@@ -285,7 +285,7 @@ class Scheduler:
         groups.draft_worth.observe(report)
         self._way.called(report.propose.wire_s + report.verify.wire_s)
         self._way.took(report.duration_s - report.further_s)
-        self._further.called(report.verify, report.round_count)
+        self._further.observe(report)
         # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
         # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
         own_s = waited_s + max(0.0, report.duration_s - report.others_s)

@@ -15,7 +15,7 @@ from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.acceptances import Acceptances
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.costs import CONSTANT, DRAFTED, HEADS, TARGET_PARTS, RoundWork
-from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts, FurtherRounds
+from coordinator.rounds.further_rounds import NEAR, NONE_FURTHER, WAYS, FurtherCounts, FurtherRounds
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.statistics import Statistics
@@ -48,7 +48,6 @@ from tests.fakes.model_services import (
 LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
 PROMPT = (5, 6, 7)
 HEADS_COUNT = 3
-NEAR = FurtherCounts(1)
 DRAFTED_BY_HEADS = Wish(propose_count=HEADS_COUNT)
 
 
@@ -113,28 +112,72 @@ async def test_rows_ask_for_one_where_heads_draft_and_the_output_goes_on() -> No
     assert await asked_for(generation_of(max_new_tokens=1)) == 0
 
 
-@pytest.mark.parametrize(
-    ("way_s", "with_heads", "without"), [(0.009, 1, 0), (0.025, 2, 2), (1.0, MAX_FURTHER_COUNT, MAX_FURTHER_COUNT)]
-)
-def test_as_many_run_as_take_the_time_of_the_way(way_s: float, with_heads: int, without: int) -> None:
+def further_after(*calls: HopTime, round_s: float | None = None, tokens: int = 1) -> FurtherRounds:
+    """Return what was learned from such calls, in rounds that took no longer than they did if nothing else is said."""
     further = FurtherRounds()
-    assert further.counts(None) == NONE_FURTHER
-    for round_count in (1, 3):
-        further.called(HopTime(way_s, 5.0, 0.01 * round_count), round_count)
-    assert further.counts(None) == FurtherCounts(with_heads, without)
+    for call in calls * WAYS:
+        report = replace(report_of([RowReport(tokens - 1, tokens - 1, tokens)]), verify=call)
+        further.observe(replace(report, duration_s=round_s or call.total_s))
+    return further
+
+
+@pytest.mark.parametrize(
+    ("way_s", "expected"),
+    [
+        (0.009, NEAR),
+        (0.025, FurtherCounts(2, 2)),
+        (1.0, FurtherCounts(MAX_FURTHER_COUNT, MAX_FURTHER_COUNT)),
+    ],
+)
+def test_as_many_run_as_take_the_time_of_the_way(way_s: float, expected: FurtherCounts) -> None:
+    assert FurtherRounds().counts(None) == NEAR
+    assert further_after(HopTime(way_s, 0.005, 0.01)).counts(None) == expected
+
+
+def test_further_rounds_take_a_part_of_their_call() -> None:
+    several = replace(report_of([RowReport(0, 0, 1)], [RowReport(0, 0, 1)]), verify=HopTime(0.025, 0.0, 0.02))
+    further = FurtherRounds()
+    for _ in range(WAYS):
+        further.observe(replace(several, duration_s=0.045))
+    assert further.counts(None) == FurtherCounts(2, 2)
+
+
+def test_a_target_is_near_until_the_shortest_way_of_many_calls_is_long() -> None:
+    further = FurtherRounds()
+    report = replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.025, 0.0, 0.01), duration_s=0.035)
+    for _ in range(WAYS):
+        assert further.counts(None) == NEAR
+        further.observe(report)
+    assert further.counts(None) == FurtherCounts(2, 2)
+
+
+def test_a_way_that_was_long_while_cores_were_busy_is_not_far() -> None:
+    assert further_after(HopTime(0.025, 0.0, 0.01), HopTime(0.004, 0.0, 0.01)).counts(None) == NEAR
+    assert further_after(HopTime(0.0029, 0.0, 0.001)).counts(None) == NEAR
+
+
+@pytest.mark.parametrize(("tokens", "without"), [(4, 2), (5, 0)])
+def test_no_plain_round_follows_where_drafts_give_more_in_its_time(tokens: int, without: int) -> None:
+    """A round of 45 ms with four tokens gives one in 11, a pass of 10 ms one in 10."""
+    further = further_after(HopTime(0.025, 0.0, 0.01), round_s=0.045, tokens=tokens)
+    assert further.counts(None) == FurtherCounts(2, without)
+
+
+def test_calls_with_prompts_say_nothing() -> None:
+    further = FurtherRounds()
+    for _ in range(WAYS):
+        further.observe(replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.1, 0.0, 0.01), prompt_token_count=9))
+    assert further.counts(None) == NEAR
 
 
 def test_none_runs_near_a_deadline_which_would_cut_off_all() -> None:
-    further = FurtherRounds()
-    further.called(HopTime(0.02, 0.0, 0.01), 1)
+    further = further_after(HopTime(0.02, 0.0, 0.01))
     assert further.counts(1.0) == FurtherCounts(2, 2)
-    assert further.counts(0.2) == NONE_FURTHER
+    assert further.counts(0.19) == NONE_FURTHER
 
 
 def test_a_target_that_does_not_tell_its_work_is_taken_for_near() -> None:
-    further = FurtherRounds()
-    further.called(HopTime(1.0), 1)
-    assert further.counts(None) == FurtherCounts(1, 0)
+    assert further_after(HopTime(1.0)).counts(None) == NEAR
 
 
 async def test_rows_of_a_far_target_ask_for_them_whatever_drafts() -> None:
@@ -163,12 +206,12 @@ class Far(WithHeads):
 async def test_a_far_target_answers_several_plain_rounds_in_a_call() -> None:
     clock = Clock()
     verifier = Far(clock)
-    asked = GenerationRequest(TokenIds(PROMPT), 30, ignore_end_tokens=True)
+    asked = GenerationRequest(TokenIds(PROMPT), 1 + WAYS + 29, ignore_end_tokens=True)
     async with scheduling(FakeDrafter(0.0), verifier, draft_count=0, clocks=Clocks(clock)) as (admission, scheduler):
         output, last = await collect(submit(scheduler, admission.admit(asked)))
-    assert output == [next_token((*PROMPT, *output[:place])) for place in range(30)]
-    assert last.finish and last.finish.usage.round_count == 30
-    assert [call[0].further_count for call in verifier.calls] == [0, 3, 3, 3, 3, 3, 3, 3, 0]
+    assert output == [next_token((*PROMPT, *output[:place])) for place in range(len(output))]
+    assert last.finish and last.finish.usage.round_count == len(output) == 1 + WAYS + 29
+    assert [call[0].further_count for call in verifier.calls] == [0] * (1 + WAYS) + [3] * 7 + [0]
 
 
 async def test_none_begins_after_a_long_copy() -> None:

@@ -86,7 +86,7 @@ def test_a_far_draft_service_makes_each_round_longer() -> None:
 def test_a_far_target_runs_as_many_rounds_a_call_as_take_the_time_of_the_way(draft_count: int) -> None:
     pass_s = verify_s(1, 0)
     near, far = (
-        simulated(clients=1, count=1, output=200, draft_count=draft_count, target_round_trip_s=one * pass_s)
+        simulated(clients=1, count=1, output=500, draft_count=draft_count, target_round_trip_s=one * pass_s)
         for one in (0.0, 4.5)
     )
     calls = [one.services[0].call_count for one in (near, far)]
