@@ -53,8 +53,11 @@ class FurtherRounds:
         tokens = sum([row.committed_count for row in report.rows])
         self._row_tokens = smoothed(self._row_tokens, tokens / len(report.rows))
 
-    def counts(self, left_s: float | None) -> FurtherCounts:
-        """Return the further rounds of a call now, whose requests have `left_s` seconds left; None: no deadline."""
+    def counts(self, left_s: float | None, group_count: int) -> FurtherCounts:
+        """Return the further rounds of a call now, where so many groups share the target.
+
+        Its requests have `left_s` seconds left; None: no deadline.
+        """
         if self._pass_s is None or self._round_s is None or self._row_tokens is None:
             return NEAR
         way_s = min(self._ways_s)
@@ -64,5 +67,6 @@ class FurtherRounds:
         call_s = self._round_s + max(1, most) * self._pass_s
         if left_s is not None and left_s < CALLS_LEFT * call_s:
             return NONE_FURTHER
-        are_faster = self._row_tokens * self._pass_s < self._round_s
+        # Other groups' rounds fill the time of the way too.
+        are_faster = self._row_tokens * self._pass_s * group_count < self._round_s
         return FurtherCounts(most, most if are_faster else 0) if most else NEAR

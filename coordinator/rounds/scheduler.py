@@ -141,7 +141,10 @@ class Scheduler:
         most = groups.planner.lane_count
         if self._lanes_are_fixed or not self._way.is_near:
             return most
-        return min(most, max(1, ceil(self.pool.live_count / groups.size)))
+        return min(most, self._group_count(groups))
+
+    def _group_count(self, groups: Groups) -> int:
+        return max(1, ceil(self.pool.live_count / groups.size))
 
     def _select(self, window: list[Generation], group_size: int) -> Selection:
         suspects = [generation for generation in window if generation.runs_alone]
@@ -187,9 +190,10 @@ class Scheduler:
         with costs.in_flight() as in_flight_count:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, list(drafters))
-            is_alone = self._lane_count(groups) == 1
-            left_s = time_left_s(group, self._clock())
-            further = self._further.counts(left_s) if self.may_run_further else NONE_FURTHER
+            lane_count, left_s = self._lane_count(groups), time_left_s(group, self._clock())
+            is_alone = lane_count == 1
+            sharing = min(lane_count, self._group_count(groups))
+            further = self._further.counts(left_s, sharing) if self.may_run_further else NONE_FURTHER
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,

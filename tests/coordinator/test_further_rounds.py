@@ -130,8 +130,8 @@ def further_after(*calls: HopTime, round_s: float | None = None, tokens: int = 1
     ],
 )
 def test_as_many_run_as_take_the_time_of_the_way(way_s: float, expected: FurtherCounts) -> None:
-    assert FurtherRounds().counts(None) == NEAR
-    assert further_after(HopTime(way_s, 0.005, 0.01)).counts(None) == expected
+    assert FurtherRounds().counts(None, 1) == NEAR
+    assert further_after(HopTime(way_s, 0.005, 0.01)).counts(None, 1) == expected
 
 
 def test_further_rounds_take_a_part_of_their_call() -> None:
@@ -139,45 +139,45 @@ def test_further_rounds_take_a_part_of_their_call() -> None:
     further = FurtherRounds()
     for _ in range(WAYS):
         further.observe(replace(several, duration_s=0.045))
-    assert further.counts(None) == FurtherCounts(2, 2)
+    assert further.counts(None, 1) == FurtherCounts(2, 2)
 
 
 def test_a_target_is_near_until_the_shortest_way_of_many_calls_is_long() -> None:
     further = FurtherRounds()
     report = replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.025, 0.0, 0.01), duration_s=0.035)
     for _ in range(WAYS):
-        assert further.counts(None) == NEAR
+        assert further.counts(None, 1) == NEAR
         further.observe(report)
-    assert further.counts(None) == FurtherCounts(2, 2)
+    assert further.counts(None, 1) == FurtherCounts(2, 2)
 
 
 def test_a_way_that_was_long_while_cores_were_busy_is_not_far() -> None:
-    assert further_after(HopTime(0.025, 0.0, 0.01), HopTime(0.004, 0.0, 0.01)).counts(None) == NEAR
-    assert further_after(HopTime(0.0029, 0.0, 0.001)).counts(None) == NEAR
+    assert further_after(HopTime(0.025, 0.0, 0.01), HopTime(0.004, 0.0, 0.01)).counts(None, 1) == NEAR
+    assert further_after(HopTime(0.0029, 0.0, 0.001)).counts(None, 1) == NEAR
 
 
-@pytest.mark.parametrize(("tokens", "without"), [(4, 2), (5, 0)])
-def test_no_plain_round_follows_where_drafts_give_more_in_its_time(tokens: int, without: int) -> None:
-    """A round of 45 ms with four tokens gives one in 11, a pass of 10 ms one in 10."""
+@pytest.mark.parametrize(("tokens", "group_count", "without"), [(4, 1, 2), (5, 1, 0), (4, 2, 0), (2, 2, 2)])
+def test_no_plain_round_follows_where_drafts_give_more_in_its_time(tokens: int, group_count: int, without: int) -> None:
+    """A round of 45 ms with four tokens gives one in 11, a pass of 10 ms one in 10: two groups have half of it."""
     further = further_after(HopTime(0.025, 0.0, 0.01), round_s=0.045, tokens=tokens)
-    assert further.counts(None) == FurtherCounts(2, without)
+    assert further.counts(None, group_count) == FurtherCounts(2, without)
 
 
 def test_calls_with_prompts_say_nothing() -> None:
     further = FurtherRounds()
     for _ in range(WAYS):
         further.observe(replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.1, 0.0, 0.01), prompt_token_count=9))
-    assert further.counts(None) == NEAR
+    assert further.counts(None, 1) == NEAR
 
 
 def test_none_runs_near_a_deadline_which_would_cut_off_all() -> None:
     further = further_after(HopTime(0.02, 0.0, 0.01))
-    assert further.counts(1.0) == FurtherCounts(2, 2)
-    assert further.counts(0.19) == NONE_FURTHER
+    assert further.counts(1.0, 1) == FurtherCounts(2, 2)
+    assert further.counts(0.19, 1) == NONE_FURTHER
 
 
 def test_a_target_that_does_not_tell_its_work_is_taken_for_near() -> None:
-    assert further_after(HopTime(1.0)).counts(None) == NEAR
+    assert further_after(HopTime(1.0)).counts(None, 1) == NEAR
 
 
 async def test_rows_of_a_far_target_ask_for_them_whatever_drafts() -> None:
