@@ -47,7 +47,10 @@ class Verifier:
         is_beside_draft = self.runner.depends_on_threads or _leaves_cores_to_draft(rows)
         with at_most(self._threads_beside_draft if is_beside_draft else None):
             ruled = self.runner.ruled(calls, self._check)
-            return ruled.results(self._rounds(ruled.rows))
+            rows = ruled.rows
+            if len(calls) > 1:  # a caller who asks for one round does not wait for others' further ones
+                rows = [replace(row, further_count=0) if row.further_count else row for row in rows]
+            return ruled.results(self._rounds(rows))
 
     def verify(self, rows: Sequence[VerifyRow], scope: str = "") -> list[VerifyOutcome | PacelineError]:
         """Return the results of a single call."""

@@ -172,7 +172,7 @@ class Generation:
     def useful_heads_count(self, count: int) -> int:
         """Return how many of `count` tokens that the target's heads draft after a round can help the next."""
         # At least one token comes before them, and one after them.
-        return max(0, min(count, self.max_draft_count, self.output.remaining_count - 2)) if count else 0
+        return max(0, min(count, self.max_draft_count, self.output.remaining_count - 2))
 
     @property
     def draft_lack(self) -> int:

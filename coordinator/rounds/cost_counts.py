@@ -62,7 +62,7 @@ class CostCounts:
         size = _Size("", round_count_at_once, len(report.rows), most, prompt_count.bit_length())
         own_s = max(0.0, round_s - report.propose.total_s - report.verify.total_s)
         # Of a call with further rounds each took about the same; the way is the call's.
-        verify = replace(report.verify, executed_s=report.verify.executed_s / report.round_count)
+        verify = replace(report.verify, executed_s=report.verify.executed_s / report.pass_count)
         self._add_call(size, verify, drafted_count, prompt_count, own_s)
         for row in report.all_rows:
             self._add_row(row)

@@ -88,7 +88,11 @@ class RoundWork:
             report.draft_calls,
             report.heads_count,
             _cached_count(report.rows),
-            [RoundWork(*_verified(rows), cached_count=_cached_count(rows)) for rows in report.further],
+            [
+                *(RoundWork(*_verified(rows), cached_count=_cached_count(rows)) for rows in report.further),
+                # What followed the ends of all outputs took a pass's time.
+                *(RoundWork(0) for _ in range(report.pass_count - 1 - len(report.further))),
+            ],
         )
 
     def target_amounts(self) -> list[float]:

@@ -27,7 +27,7 @@ class DraftWorth:
         return max(0.0, (self._tokens + self._lanes - 2) * self._verify_s) * self._leeway
 
     def observe(self, report: RoundReport) -> None:
-        self._verify_s = smoothed(self._verify_s, report.verify.total_s / report.round_count)
+        self._verify_s = smoothed(self._verify_s, report.verify.total_s / report.pass_count)
         drafted = [row for row in report.rows if row.source is DraftSource.DRAFT]
         if drafted:
             self._tokens = smoothed(self._tokens, sum(row.committed_count for row in drafted) / len(drafted))

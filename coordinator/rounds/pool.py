@@ -36,6 +36,11 @@ class GenerationPool:
         self._changed = asyncio.Event()
 
     @property
+    def live(self) -> Collection[Generation]:
+        """Generations that have a place, in a round or not."""
+        return self._live.keys()
+
+    @property
     def live_count(self) -> int:
         return len(self._live)
 

@@ -139,8 +139,8 @@ async def run_round(
     `drafters` are those that can be asked now, by their model. A row that fails is reported and does not stop the
     others. A prompt for which others leave no room waits (`prompt_shares`). `draft_worth_s` is the time after which
     drafting costs more than it saves. `is_alone` says that no other round of this coordinator may ask them meanwhile.
-    The target may run `further` rounds by itself in the same call, with what its heads draft if they do; none where a
-    row brings a prompt, for others wait for its first token.
+    The target may run `further` rounds by itself in the same call: with what its heads draft, or plain ones where no
+    row has drafts. None runs where a row brings a prompt, for others wait for its first token.
 
     Raise the verify call's error; then no tokens were committed.
     """
@@ -153,6 +153,8 @@ async def run_round(
     prompts = _coming_prompts(wishes, taken_in, drafters)
     if max(shares) > DECODED_TOKENS:
         further = NONE_FURTHER
+    elif any(one.token_ids for one in drafts.values()):
+        further = replace(further, plain=0)
     rows = [
         _verify_row(
             one, draft, share, wish, further, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone)
@@ -182,6 +184,7 @@ async def run_round(
         verdicts.timing.others_s + max((one.others_s for one in asked.values()), default=0.0),
         verdicts.timing.worked_s,
         taken.further,
+        taken.pass_count,
     )
 
 
@@ -189,8 +192,8 @@ def _verify_row(
     one: Generation, draft: _Draft, token_count: int, wish: Wish, further: FurtherCounts, *, draft_is_idle: bool
 ) -> VerifyRow:
     heads_count = one.useful_heads_count(wish.propose_count)
-    further_count = further.with_heads if heads_count else further.without
-    if heads_count and not further.without and len(draft.token_ids) > wish.propose_count:
+    further_count = further.with_heads if heads_count else further.plain
+    if len(draft.token_ids) > wish.propose_count:
         further_count = 0  # what follows a long copy is a copy, which heads would end
     return one.verify_row(draft.token_ids, token_count, heads_count, further_count, draft_is_idle=draft_is_idle)
 
@@ -225,6 +228,7 @@ class _Taken:
     """Tokens that the target's heads were asked for, after the rows that committed."""
     further: list[list[RowReport]] = field(default_factory=list)
     """Those of the rows of further rounds."""
+    pass_count: int = 1
 
 
 def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdicts: Verdicts, seen: _Seen) -> _Taken:
@@ -239,6 +243,7 @@ def _take(drafts: Mapping[Generation, _Draft], rows: Sequence[VerifyRow], verdic
             length = row.base_length + len(row.token_ids)
             taken.reports.append(_commit(generation, length, row.propose_count, draft, verdict, seen))
             if verdict.further:
+                taken.pass_count = max(taken.pass_count, 1 + len(verdict.further))
                 _take_further(generation, row, verdict, seen, taken)
         elif isinstance(verdict, Prefilled):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)

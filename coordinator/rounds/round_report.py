@@ -91,15 +91,13 @@ class RoundReport:
     """Time that the target had worked for all coordinators when it answered; 0 if it does not tell."""
     further: Sequence[Sequence[RowReport]] = ()
     """Reports of the rows of each further round, which the target ran by itself in the same call."""
-
-    @property
-    def round_count(self) -> int:
-        return 1 + len(self.further)
+    pass_count: int = 1
+    """Rounds that the target ran in the call, those after the ends of outputs too: its time is that of all."""
 
     @property
     def further_s(self) -> float:
-        """Time of the further rounds, each of which takes about as long as the first."""
-        return self.verify.executed_s * len(self.further) / self.round_count
+        """Time of the further rounds, each of which takes about as long as the first one."""
+        return self.verify.executed_s * (1 - 1 / self.pass_count)
 
     @property
     def all_rows(self) -> list[RowReport]:

@@ -15,7 +15,7 @@ import structlog
 from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
-from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherRounds
+from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts, FurtherRounds
 from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
@@ -141,10 +141,7 @@ class Scheduler:
         most = groups.planner.lane_count
         if self._lanes_are_fixed or not self._way.is_near:
             return most
-        return min(most, self._group_count(groups))
-
-    def _group_count(self, groups: Groups) -> int:
-        return max(1, ceil(self.pool.live_count / groups.size))
+        return min(most, max(1, ceil(self.pool.live_count / groups.size)))
 
     def _select(self, window: list[Generation], group_size: int) -> Selection:
         suspects = [generation for generation in window if generation.runs_alone]
@@ -190,10 +187,7 @@ class Scheduler:
         with costs.in_flight() as in_flight_count:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, list(drafters))
-            lane_count, left_s = self._lane_count(groups), time_left_s(group, self._clock())
-            is_alone = lane_count == 1
-            sharing = min(lane_count, self._group_count(groups))
-            further = self._further.counts(left_s, sharing) if self.may_run_further else NONE_FURTHER
+            is_alone = self._lane_count(groups) == 1
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
                     wishes,
@@ -202,7 +196,7 @@ class Scheduler:
                     self._limits,
                     draft_worth_s=groups.draft_worth.seconds,
                     is_alone=is_alone,
-                    further=further,
+                    further=self.further_counts(group),
                     clock=self._clock,
                 )
                 self._metrics.round_ended(waits_s, report)
@@ -211,10 +205,15 @@ class Scheduler:
             costs.add(report, in_flight_count, self._clock() - began_s)
         return report
 
-    @property
-    def may_run_further(self) -> bool:
-        """Whether the target may run more than one round in a call: neither others nor prompts wait for it."""
-        return not self._grouping.is_shared and all(one.target_lack <= DECODED_TOKENS for one in self.pool.window())
+    def further_counts(self, group: list[Generation]) -> FurtherCounts:
+        """Return the rounds that the target may run by itself after one of this group.
+
+        None may run where other coordinators, prompts or the end of a request's time wait.
+        """
+        if self._grouping.is_shared or any(one.target_lack > DECODED_TOKENS for one in self.pool.live):
+            return NONE_FURTHER
+        deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
+        return self._further.counts(min(deadlines_s) - self._clock() if deadlines_s else None)
 
     def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
         """Return whether a round failed because its requests' time is over."""

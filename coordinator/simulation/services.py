@@ -68,7 +68,7 @@ class _Service:
         self._stages = [asyncio.Lock() for _ in range(stage_count)]
         self._lengths: dict[str, int] = {}
         self._peak_tokens = self._call_count = 0
-        self._busy_s = self._queued_s = 0.0
+        self._busy_s = self._queued_s = self._worked_s = 0.0
 
     async def is_serving(self, timeout_s: float) -> bool:
         return True
@@ -125,8 +125,10 @@ class _Service:
         self._call_count += 1
         self._busy_s += stage_s
         self._queued_s += queued_s
+        self._worked_s += executed_s
+        worked_s = self._worked_s
         await asyncio.sleep(one_way_s)
-        return CallTiming(queued_s, executed_s)
+        return CallTiming(queued_s, executed_s, worked_s=worked_s)
 
     def _prompt_shares(self, rows: Sequence[ProposeRow] | Sequence[VerifyRow]) -> list[int]:
         """Return the tokens that the service takes in of each row: one chunk of prompts a call, for all rows."""

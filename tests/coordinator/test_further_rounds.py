@@ -68,7 +68,15 @@ async def asked_for(
 def report_of(first: Sequence[RowReport], further: Sequence[RowReport] = ()) -> RoundReport:
     hop = HopTime(0.001, 0.0, 0.008)
     return RoundReport(
-        list(first), 0.01, HopTime(), hop, None, None, heads_count=6, further=[further] if further else []
+        list(first),
+        0.01,
+        HopTime(),
+        hop,
+        None,
+        None,
+        heads_count=6,
+        further=[further] if further else [],
+        pass_count=1 + bool(further),
     )
 
 
@@ -112,12 +120,12 @@ async def test_rows_ask_for_one_where_heads_draft_and_the_output_goes_on() -> No
     assert await asked_for(generation_of(max_new_tokens=1)) == 0
 
 
-def further_after(*calls: HopTime, round_s: float | None = None, tokens: int = 1) -> FurtherRounds:
-    """Return what was learned from such calls, in rounds that took no longer than they did if nothing else is said."""
+def further_after(*calls: HopTime, pass_count: int = 1, prompt_count: int = 0) -> FurtherRounds:
+    """Return what was learned from many such calls."""
     further = FurtherRounds()
     for call in calls * WAYS:
-        report = replace(report_of([RowReport(tokens - 1, tokens - 1, tokens)]), verify=call)
-        further.observe(replace(report, duration_s=round_s or call.total_s))
+        report = report_of([RowReport(0, 0, 1)])
+        further.observe(replace(report, verify=call, pass_count=pass_count, prompt_token_count=prompt_count))
     return further
 
 
@@ -129,64 +137,67 @@ def further_after(*calls: HopTime, round_s: float | None = None, tokens: int = 1
         (1.0, FurtherCounts(MAX_FURTHER_COUNT, MAX_FURTHER_COUNT)),
     ],
 )
-def test_as_many_run_as_take_the_time_of_the_way(way_s: float, expected: FurtherCounts) -> None:
-    assert FurtherRounds().counts(None, 1) == NEAR
-    assert further_after(HopTime(way_s, 0.005, 0.01)).counts(None, 1) == expected
-
-
-def test_further_rounds_take_a_part_of_their_call() -> None:
-    several = replace(report_of([RowReport(0, 0, 1)], [RowReport(0, 0, 1)]), verify=HopTime(0.025, 0.0, 0.02))
-    further = FurtherRounds()
-    for _ in range(WAYS):
-        further.observe(replace(several, duration_s=0.045))
-    assert further.counts(None, 1) == FurtherCounts(2, 2)
+@pytest.mark.parametrize("pass_count", [1, 3])
+def test_as_many_run_as_take_the_time_of_the_way(way_s: float, expected: FurtherCounts, pass_count: int) -> None:
+    call = HopTime(way_s, 0.005, 0.01 * pass_count)
+    assert further_after(call, pass_count=pass_count).counts(None) == expected
 
 
 def test_a_target_is_near_until_the_shortest_way_of_many_calls_is_long() -> None:
     further = FurtherRounds()
-    report = replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.025, 0.0, 0.01), duration_s=0.035)
     for _ in range(WAYS):
-        assert further.counts(None, 1) == NEAR
-        further.observe(report)
-    assert further.counts(None, 1) == FurtherCounts(2, 2)
+        assert further.counts(None) == NEAR
+        further.observe(replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.025, 0.0, 0.01)))
+    assert further.counts(None) == FurtherCounts(2, 2)
 
 
 def test_a_way_that_was_long_while_cores_were_busy_is_not_far() -> None:
-    assert further_after(HopTime(0.025, 0.0, 0.01), HopTime(0.004, 0.0, 0.01)).counts(None, 1) == NEAR
-    assert further_after(HopTime(0.0029, 0.0, 0.001)).counts(None, 1) == NEAR
-
-
-@pytest.mark.parametrize(("tokens", "group_count", "without"), [(4, 1, 2), (5, 1, 0), (4, 2, 0), (2, 2, 2)])
-def test_no_plain_round_follows_where_drafts_give_more_in_its_time(tokens: int, group_count: int, without: int) -> None:
-    """A round of 45 ms with four tokens gives one in 11, a pass of 10 ms one in 10: two groups have half of it."""
-    further = further_after(HopTime(0.025, 0.0, 0.01), round_s=0.045, tokens=tokens)
-    assert further.counts(None, group_count) == FurtherCounts(2, without)
+    assert further_after(HopTime(0.025, 0.0, 0.01), HopTime(0.004, 0.0, 0.01)).counts(None) == NEAR
+    assert further_after(HopTime(0.0029, 0.0, 0.001)).counts(None) == NEAR
 
 
 def test_calls_with_prompts_say_nothing() -> None:
-    further = FurtherRounds()
-    for _ in range(WAYS):
-        further.observe(replace(report_of([RowReport(0, 0, 1)]), verify=HopTime(0.1, 0.0, 0.01), prompt_token_count=9))
-    assert further.counts(None, 1) == NEAR
+    assert further_after(HopTime(0.1, 0.0, 0.01), prompt_count=9).counts(None) == NEAR
 
 
 def test_none_runs_near_a_deadline_which_would_cut_off_all() -> None:
     further = further_after(HopTime(0.02, 0.0, 0.01))
-    assert further.counts(1.0, 1) == FurtherCounts(2, 2)
-    assert further.counts(0.19, 1) == NONE_FURTHER
+    assert further.counts(1.0) == FurtherCounts(2, 2)
+    assert further.counts(0.19) == NONE_FURTHER
 
 
 def test_a_target_that_does_not_tell_its_work_is_taken_for_near() -> None:
-    assert further_after(HopTime(1.0)).counts(None, 1) == NEAR
+    assert further_after(HopTime(1.0)).counts(None) == NEAR
 
 
-async def test_rows_of_a_far_target_ask_for_them_whatever_drafts() -> None:
+@pytest.mark.parametrize(
+    ("ends_s", "expected"),
+    [((0.1, 60.0), NONE_FURTHER), ((0.1, None), NONE_FURTHER), ((60.0, None), FurtherCounts(2, 2))],
+)
+def test_the_first_deadline_of_a_group_counts(
+    ends_s: tuple[float | None, ...], expected: FurtherCounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one did, so a request's last tokens were lost beside one that had time."""
+    learned = further_after(HopTime(0.02, 0.0, 0.01))
+    monkeypatch.setattr("coordinator.rounds.scheduler.FurtherRounds", lambda: learned)
+    clock = Clock()
+    scheduler = make_serving(FakeDrafter(0.0), WithHeads(), batch_size=2, clocks=Clocks(clock)).scheduler
+    group = [generation_of(name=str(end_s)) for end_s in ends_s]
+    for one, end_s in zip(group, ends_s, strict=True):
+        one.request.deadline_s = None if end_s is None else clock.now_s + end_s
+    assert scheduler.further_counts(group) == expected
+
+
+async def test_rows_of_a_far_target_ask_for_them_where_heads_or_nothing_drafts() -> None:
     far = FurtherCounts(4, 4)
     assert await asked_for(generation_of(), Wish(), further=far) == 4
     assert await asked_for(generation_of(), further=far) == 4
-    copy = Wish(source=DraftSource.SUFFIX, token_ids=tuple(continuation(PROMPT, 5)), propose_count=HEADS_COUNT)
-    assert await asked_for(generation_of(), copy, further=far) == 4
     assert await asked_for(generation_of(max_new_tokens=3), Wish(), further=far) == 2
+    copy = Wish(source=DraftSource.SUFFIX, token_ids=tuple(continuation(PROMPT, 2)))
+    assert await asked_for(generation_of(), copy, further=far) == 0
+    verifier, others = WithHeads(), {generation_of(name="plain"): Wish(), generation_of(name="copies"): copy}
+    await run_round(others, {}, verifier, LIMITS, further=far)
+    assert [row.further_count for row in verifier.calls[0]] == [0, 0]
 
 
 class Far(WithHeads):
@@ -251,15 +262,26 @@ async def test_a_shared_target_runs_none_for_others_wait() -> None:
     assert asked[1] and not any(asked[60:])
 
 
-@pytest.mark.parametrize(("has_prompt", "may_run"), [(True, False), (False, True)])
-def test_none_begins_while_a_prompt_waits_for_the_end_of_the_round(has_prompt: bool, may_run: bool) -> None:
+@pytest.mark.parametrize(
+    ("cached", "claimed", "expected"),
+    [
+        ((DECODED_TOKENS, 0), 0, NONE_FURTHER),
+        ((DECODED_TOKENS, 0), 1, NONE_FURTHER),
+        ((DECODED_TOKENS, DECODED_TOKENS), 0, NEAR),
+    ],
+    ids=["it waits for the end of the round", "it is under way in another lane", "there is none"],
+)
+def test_none_begins_beside_a_prompt_of_another_group(
+    cached: tuple[int, int], claimed: int, expected: FurtherCounts
+) -> None:
+    """One that was under way in another lane was not seen: each of its chunks waited for eight rounds."""
     scheduler = make_serving(FakeDrafter(0.0), WithHeads(), batch_size=2).scheduler
-    decoding, other = (generation_of((7,) * (DECODED_TOKENS + 1), name=name) for name in ("one", "other"))
-    decoding.target_cached_length = DECODED_TOKENS
-    other.target_cached_length = 0 if has_prompt else DECODED_TOKENS
-    scheduler.pool.adopt([decoding, other])
-    scheduler.pool.claim([decoding])
-    assert scheduler.may_run_further is may_run
+    group = [generation_of((7,) * (DECODED_TOKENS + 1), name=name) for name in ("one", "other")]
+    for one, length in zip(group, cached, strict=True):
+        one.target_cached_length = length
+    scheduler.pool.adopt(group)
+    scheduler.pool.claim([group[claimed]])
+    assert scheduler.further_counts(group[:1]) == expected
 
 
 class Older(WithHeads):
@@ -313,6 +335,21 @@ def test_costs_see_two_verifies_in_the_time_of_both() -> None:
         (1, 20, 0.004, 0.001)
     ]
     assert {one.source for one in snapshot.acceptances} == {DraftSource.SUFFIX, DraftSource.HEADS}
+
+
+async def test_what_follows_the_end_of_an_output_takes_its_time_and_is_no_round() -> None:
+    """All of a call's time was put down to the rounds before the end: passes seemed twice as long or more."""
+    clock = Clock()
+    verifier, one = Far(clock), generation_of(max_new_tokens=40)
+    one.output = Output(StopRules(40, frozenset([continuation(PROMPT, 1)[0]])), None)
+    report = await run_round({one: Wish()}, {}, verifier, LIMITS, further=FurtherCounts(3, 3), clock=clock)
+    assert one.ended and (report.pass_count, len(report.further)) == (4, 0)
+    assert report.further_s == pytest.approx(3.0)
+    amounts = dict(zip(TARGET_PARTS, RoundWork.of(report).target_amounts(), strict=True))
+    assert amounts[CONSTANT] == 4
+    costs = CostCounts()
+    costs.add(report, 1, report.duration_s)
+    assert [call.executed_s for call in costs.snapshot().calls] == [1.0]
 
 
 def test_statistics_count_them_as_rounds() -> None:

@@ -82,16 +82,24 @@ def test_a_far_draft_service_makes_each_round_longer() -> None:
     assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
 
 
-@pytest.mark.parametrize("draft_count", [0, 5])
-def test_a_far_target_runs_as_many_rounds_a_call_as_take_the_time_of_the_way(draft_count: int) -> None:
-    pass_s = verify_s(1, 0)
-    near, far = (
-        simulated(clients=1, count=1, output=500, draft_count=draft_count, target_round_trip_s=one * pass_s)
-        for one in (0.0, 4.5)
-    )
-    calls = [one.services[0].call_count for one in (near, far)]
-    assert far.round_count > 3.5 * calls[1] and calls[0] == near.round_count
-    assert far.summary.elapsed_s < 0.8 * (near.summary.elapsed_s + 4.5 * pass_s * near.round_count)
+def test_a_far_target_runs_as_many_plain_rounds_a_call_as_take_the_time_of_the_way() -> None:
+    way_s = 4.5 * verify_s(1, 0)
+    plain: dict[str, Any] = {"clients": 1, "count": 1, "output": 500, "draft_count": 0, "draft_service_count": 0}
+    near, far = (simulated(**plain, target_round_trip_s=one) for one in (0.0, way_s))
+    assert near.round_count == far.round_count == 500 == near.services[0].call_count
+    assert far.services[0].call_count < 500 / 4
+    assert far.summary.elapsed_s < near.summary.elapsed_s + way_s * 500 / 4
+
+
+def test_rounds_of_a_far_target_with_drafts_are_a_call_each() -> None:
+    near, far = simulated(clients=1), simulated(clients=1, target_round_trip_s=0.1)
+    assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
+
+
+def test_a_far_target_of_several_coordinators_runs_none_for_others_wait() -> None:
+    shared: dict[str, Any] = {"draft_count": 0, "draft_service_count": 0, "target_round_trip_s": 0.1}
+    result = simulated(clients=8, count=16, output=120, coordinator_count=2, **shared)
+    assert result.round_count < 2 * result.services[0].call_count
 
 
 def test_more_replicas_answer_more_where_each_has_its_machine() -> None:

@@ -68,6 +68,22 @@ def _plain(verifier: Verifier, row: VerifyRow, count: int) -> list[int]:
     return found
 
 
+def test_none_runs_where_calls_of_several_callers_share_a_pass(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """A caller that asked for one round waited for the further ones of the others."""
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    calls = [
+        Call([replace(ROW, sequence_id="a", token_ids=PROMPT[:9], further_count=3)], Caller("one")),
+        Call([replace(ROW, sequence_id="b", token_ids=PROMPT[:9])], Caller("other")),
+    ]
+    (first,), (second,) = verifier.verify_calls(calls)
+    assert isinstance(first, Verdict) and isinstance(second, Verdict)
+    assert not first.further
+    assert first == second
+
+
 def test_no_further_round_begins_where_its_drafts_have_no_place(
     pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
