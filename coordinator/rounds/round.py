@@ -302,8 +302,13 @@ def _shortage(refusals: Mapping[Generation, Overloaded]) -> Shortage | None:
 
 def time_left_s(group: Sequence[Generation], now_s: float) -> float | None:
     """Return the seconds until the last of the group's deadlines, at least 0; None when a generation has none."""
-    deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
-    return max(0.0, max(deadlines_s) - now_s) if len(deadlines_s) == len(group) else None
+    ends_s = deadlines_s(group)
+    return max(0.0, max(ends_s) - now_s) if len(ends_s) == len(group) else None
+
+
+def deadlines_s(group: Sequence[Generation]) -> list[float]:
+    """Return the deadlines of those generations of the group that have one."""
+    return [one.request.deadline_s for one in group if one.request.deadline_s is not None]
 
 
 async def _propose(

@@ -21,7 +21,7 @@ from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
 from coordinator.rounds.pool import GenerationPool
 from coordinator.rounds.residency import Residency
-from coordinator.rounds.round import RoundLimits, run_round, time_left_s
+from coordinator.rounds.round import RoundLimits, deadlines_s, run_round, time_left_s
 from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
@@ -212,8 +212,8 @@ class Scheduler:
         """
         if self._grouping.is_shared or any(one.target_lack > DECODED_TOKENS for one in self.pool.live):
             return NONE_FURTHER
-        deadlines_s = [one.request.deadline_s for one in group if one.request.deadline_s is not None]
-        return self._further.counts(min(deadlines_s) - self._clock() if deadlines_s else None)
+        ends_s = deadlines_s(group)
+        return self._further.counts(min(ends_s) - self._clock() if ends_s else None)
 
     def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
         """Return whether a round failed because its requests' time is over."""

@@ -73,7 +73,7 @@ class VerifyRow:
     propose_count: int = 0
     """Most tokens that the target's own heads are to draft after the next token."""
     further_count: int = 0
-    """Most further rounds that the target may run by itself, each with what its heads drafted in the one before it."""
+    """Most further rounds that the target may run by itself, each with what its heads drafted before it, if any."""
 
 
 @dataclass(slots=True)

@@ -157,36 +157,35 @@ def test_memory_that_runs_out_in_a_further_round_costs_nothing_of_the_first(
     assert verdict.draft_token_ids and not verdict.further
 
 
-def test_a_cache_given_up_in_a_further_round_is_told_in_the_next_call(
-    pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+def test_a_cache_given_up_before_a_further_round_is_told_in_the_next_call(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one notice was used up, so the coordinator sent the whole text at once in place of waiting for room."""
+    """The one notice was used up, so the coordinator sent the whole text at once in place of waiting for room.
+
+    Another caller's pass may come between two of a call where a target has stages.
+    """
     target = pairs["Llama"].target
     folder = write_random_heads(tmp_path / "heads", "eagle", target)
-    assert [_met_by_the_younger(folder, target, count) for count in (0, 1)] == [CacheFull, CacheFull]
-
-
-def _met_by_the_younger(folder: Path, target: Path, further_count: int) -> type[object]:
-    """Return what the younger of two sequences meets once they have filled the cache."""
     pool = verifier_with(folder, target).runner.cache
     assert isinstance(pool, KvPool)
-    page_bytes = pool.least_bytes
-    options = replace(OPTIONS, kv_memory=str(14 * page_bytes), prefix_sharing=False)
+    options = replace(OPTIONS, kv_memory=str(14 * pool.least_bytes), prefix_sharing=False)
     verifier = verifier_with(folder, target, options)
-    older, younger = Caller("older"), Caller("younger")
-    rows = [
-        replace(ROW, sequence_id=str(at), token_ids=PROMPT[at : at + 28], further_count=further_count) for at in (0, 5)
-    ]
-    while True:
-        results = verifier.verify_calls([Call([rows[0]], older), Call([rows[1]], younger)])
-        (first,), (second,) = results
-        if not isinstance(second, Verdict):
-            return type(second)
-        assert isinstance(first, Verdict)
-        rows = [_next_row(row, one) for row, one in zip(rows, (first, second), strict=True)]
+    runner, older, younger = verifier.runner, Caller("older"), Caller("younger")
+    verifier.verify_calls([Call([replace(ROW, sequence_id="older", token_ids=PROMPT[:28])], older)])
+    forward = runner.forward
 
+    def after_others(rows: Sequence[PackedRow]) -> list[Outcome]:
+        if rows[0].base_length:
+            monkeypatch.setattr(runner, "forward", forward)
+            while runner.cache.length("younger"):
+                row = VerifyRow("older", runner.cache.length("older"), PROMPT[:4], ())
+                verifier.verify_calls([Call([row], older)])
+        return forward(rows)
 
-def _next_row(row: VerifyRow, verdict: Verdict) -> VerifyRow:
-    last = (verdict, *verdict.further)[-1]
-    drafts = last.draft_token_ids
-    return replace(row, base_length=last.cached_length, token_ids=(last.next_token_id,), draft_token_ids=drafts)
+    monkeypatch.setattr(runner, "forward", after_others)
+    row = replace(ROW, sequence_id="younger", token_ids=PROMPT[5:33], further_count=1)
+    ((first,),) = verifier.verify_calls([Call([row], younger)])
+    assert isinstance(first, Verdict) and not first.further and not runner.cache.length("younger")
+    next_row = replace(row, base_length=first.cached_length, token_ids=(first.next_token_id,))
+    ((refused,),) = verifier.verify_calls([Call([next_row], younger)])
+    assert isinstance(refused, CacheFull) and refused.gave_cache_up
