@@ -58,14 +58,14 @@ def _passes(
 def _names_port(rule: Resource, named: set[str | int], protocol: str) -> bool:
     """`named` has the port's number and the name that the destination gives it."""
     return not rule.get("ports") or any(
-        one.get("protocol", "TCP") == protocol and named & _ports(one) for one in rule["ports"]
+        one.get("protocol", "TCP") == protocol and _has_port(one, named) for one in rule["ports"]
     )
 
 
-def _ports(rule: Resource) -> set[str | int]:
-    if "port" not in rule:
-        return set(range(2**16))
-    return set(range(rule["port"], rule["endPort"] + 1)) if "endPort" in rule else {rule["port"]}
+def _has_port(rule: Resource, named: set[str | int]) -> bool:
+    if "endPort" in rule:
+        return any(isinstance(one, int) and rule["port"] <= one <= rule["endPort"] for one in named)
+    return "port" not in rule or rule["port"] in named
 
 
 def _names_peer(peers: list[Resource] | None, own: Pod, peer: Pod) -> bool:

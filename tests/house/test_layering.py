@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sam
 OTLP = {"paceline/observe/report/receiver.py"}
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Return absolute names of everything a file imports, `from a import b` as `a.b`."""
     found: set[str] = set()
