@@ -131,6 +131,11 @@ class HopTime:
     queued_s: float = 0.0
     executed_s: float = 0.0
 
+    @staticmethod
+    def of(elapsed_s: float, timing: CallTiming) -> "HopTime":
+        """Return the time of a call that took so long, of which the service accounts for a part."""
+        return HopTime(max(0.0, elapsed_s - timing.queued_s - timing.executed_s), timing.queued_s, timing.executed_s)
+
     @property
     def total_s(self) -> float:
         return self.wire_s + self.queued_s + self.executed_s

@@ -11,7 +11,6 @@ MOST_LINES = 40
 LONGER = {
     "paceline/engine/triton/attention_kernels.py: attend_kernel": "one pass over the keys, whose state is in registers",
     "training/__main__.py: train_grid": "half of it is flags",
-    "coordinator/rounds/round.py: run_round": "a round, step by step",
 }
 """Why each of these may be longer."""
 
