@@ -50,6 +50,19 @@ def test_where_there_is_a_compiler_the_package_has_its_libraries(tmp_path: Path)
     assert not warnings
 
 
+def test_a_compiler_that_cannot_make_code_by_parts_makes_it_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_compiler()
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\ncase "$*" in *-flto*) echo no linker for it >&2; exit 1;; esac\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    build_data, warnings = build(tmp_path, "", "")
+    assert build_data["artifacts"] == [str(library_of(source)) for source in SOURCES]
+    assert not warnings
+
+
 def test_a_library_that_cannot_be_compiled_leaves_the_other(tmp_path: Path) -> None:
     has_compiler()
     build_data, (warning,) = build(tmp_path, "no C++", "")
