@@ -13,9 +13,10 @@ from tests.fuzzing.calls import METHODS, Call, calls
 from tests.fuzzing.connections import streams
 from tests.fuzzing.drawing import for_each
 
-BATCHES, CONNECTION_BATCHES = 100, 10
-"""Batches of calls, and of connections, drawn from one seed. Drawing takes far longer than sending."""
+BATCHES = 100
+"""Batches of calls drawn from one seed."""
 BATCHES_BETWEEN_CHECKS = 5
+CONNECTION_BATCHES = 10
 
 
 @contextmanager
@@ -35,7 +36,6 @@ def attack_until(
     attacked: Arena,
     input_count: int,
     first_seed: int,
-    batches: int = BATCHES,
     connection_batches: int = CONNECTION_BATCHES,
 ) -> None:
     """Attack until the calls number `input_count` and cover all methods, with broken connections between.
@@ -47,19 +47,19 @@ def attack_until(
     def is_enough() -> bool:
         return attacked.input_count >= input_count and attacked.called >= {method.name for method in METHODS}
 
-    def send(drawn: tuple[list[Call], bool]) -> None:
+    def send(batch: tuple[list[Call], bool]) -> None:
         nonlocal batch_count
         if not is_enough():
             batch_count += 1
-            runner.run(attacked.attack(drawn[0], at_once=drawn[1]))
+            runner.run(attacked.attack(batch[0], at_once=batch[1]))
             if batch_count % BATCHES_BETWEEN_CHECKS == 0:
                 runner.run(attacked.check())
 
-    batch = st.tuples(st.lists(calls(), min_size=5, max_size=20), st.booleans())
+    batches = st.tuples(st.lists(calls(), min_size=5, max_size=20), st.booleans())
     contents = st.lists(streams(attacked.recorded), min_size=1, max_size=5)
     chosen_seed = first_seed
     while not is_enough():
         for_each(contents, connection_batches, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
-        for_each(batch, batches, chosen_seed, send)
+        for_each(batches, BATCHES, chosen_seed, send)
         runner.run(attacked.check())
         chosen_seed += 1
