@@ -1,40 +1,15 @@
 """Import rules that pyproject.toml cannot express; `scripts/check` holds the others."""
 
-import ast
 import tomllib
-from functools import cache
-from pathlib import Path
 
 import pytest
 
 from tests.commands import python_code
+from tests.house.listing import ROOT, SERVICES, sources
 
-ROOT = Path(__file__).parents[2]
-SERVICES = ("draft_service", "target_service", "coordinator")
 HEAVY = {"torch", "transformers", "safetensors"}
 SPAN_MAKERS = {f"paceline/observe/spans/{name}.py" for name in ("provider", "sampler", "file_exporter")}
 OTLP = {"paceline/observe/report/receiver.py"}
-
-
-@cache
-def imports(path: Path) -> set[str]:
-    """Return absolute names of everything a file imports, `from a import b` as `a.b`."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
-def sources(*packages: str) -> list[tuple[str, set[str]]]:
-    return [
-        (str(path.relative_to(ROOT)), imports(path))
-        for package in packages
-        for path in sorted((ROOT / package).rglob("*.py"))
-        if "paceline/v1" not in str(path)
-    ]
 
 
 def test_the_opentelemetry_sdk_and_its_wire_format_stay_where_spans_leave_and_arrive() -> None:
