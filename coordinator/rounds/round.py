@@ -6,11 +6,11 @@ Written against protocols, which the remote clients and the tests' fakes impleme
 
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.requests.generation import Generation
-from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts
+from coordinator.rounds.further_rounds import LEAST_SHARE, NONE_FURTHER, FurtherCounts
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_drafts import (
     Asked,
@@ -26,7 +26,7 @@ from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.round_verdicts import Seen, Taken, take_verdicts
 from coordinator.rounds.wishes import Wish
 from paceline.checks import DECODED_TOKENS
-from paceline.types import CallTiming, HopTime, VerifyRow
+from paceline.types import CallTiming, HopTime
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,11 @@ async def run_round(
     asked = await ask_drafts(wishes, taken_in, drafters, deadline, clock)
     drafts = drafts_of(wishes, taken_in, asked, limits.vocabulary_size)
     prompts = coming_prompts(wishes, taken_in, drafters)
-    further = _further_here(further, shares, drafts)
+    heads_counts = [one.useful_heads_count(wish.propose_count) for one, wish in wishes.items()]
+    further_counts = _further_counts(further, shares, drafts, wishes, heads_counts)
     rows = [
-        _verify_row(
-            one, draft, share, wish, further, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone)
-        )
-        for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
+        one.verify_row(draft.token_ids, *counts, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone))
+        for (one, draft), *counts in zip(drafts.items(), shares, heads_counts, further_counts, strict=True)
     ]
     async with taking_in(prompts, drafters, deadline):
         began = clock()
@@ -88,11 +87,24 @@ async def run_round(
     return _report(seen, taken, asked, verdicts.timing, max(shares), clock() - started)
 
 
-def _further_here(further: FurtherCounts, shares: Sequence[int], drafts: Mapping[Generation, Draft]) -> FurtherCounts:
-    """Return as many further rounds as the rows allow."""
+def _further_counts(
+    further: FurtherCounts,
+    shares: Sequence[int],
+    drafts: Mapping[Generation, Draft],
+    wishes: Mapping[Generation, Wish],
+    heads_counts: Sequence[int],
+) -> list[int]:
+    """Return how many further rounds each row is to have: none where few rows can, for the others would wait."""
+    nobody = [0] * len(shares)
     if max(shares) > DECODED_TOKENS:
-        return NONE_FURTHER
-    return replace(further, plain=0) if any(one.token_ids for one in drafts.values()) else further
+        return nobody
+    plain = 0 if any(draft.token_ids for draft in drafts.values()) else further.plain
+    counts = [
+        # What follows a long copy is a copy, which heads would end.
+        0 if len(drafts[one].token_ids) > wish.propose_count else further.with_heads if heads_count else plain
+        for (one, wish), heads_count in zip(wishes.items(), heads_counts, strict=True)
+    ]
+    return counts if sum(count > 0 for count in counts) >= LEAST_SHARE * len(counts) else nobody
 
 
 def _report(
@@ -117,16 +129,6 @@ def _report(
         taken.further,
         taken.pass_count,
     )
-
-
-def _verify_row(
-    one: Generation, draft: Draft, token_count: int, wish: Wish, further: FurtherCounts, *, draft_is_idle: bool
-) -> VerifyRow:
-    heads_count = one.useful_heads_count(wish.propose_count)
-    further_count = further.with_heads if heads_count else further.plain
-    if len(draft.token_ids) > wish.propose_count:
-        further_count = 0  # what follows a long copy is a copy, which heads would end
-    return one.verify_row(draft.token_ids, token_count, heads_count, further_count, draft_is_idle=draft_is_idle)
 
 
 def _taking_part(

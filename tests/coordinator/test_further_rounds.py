@@ -120,6 +120,15 @@ async def test_rows_ask_for_one_where_heads_draft_and_the_output_goes_on() -> No
     assert await asked_for(generation_of(max_new_tokens=1)) == 0
 
 
+@pytest.mark.parametrize(("others", "expected"), [((DRAFTED_BY_HEADS, Wish()), 1), ((Wish(), Wish()), 0)])
+async def test_none_runs_for_few_rows_while_the_others_wait(others: Sequence[Wish], expected: int) -> None:
+    verifier = WithHeads()
+    wishes = [DRAFTED_BY_HEADS, *others]
+    group = {generation_of(name=str(place)): wish for place, wish in enumerate(wishes)}
+    await run_round(group, {}, verifier, LIMITS, further=NEAR)
+    assert [row.further_count for row in verifier.calls[0]] == [expected * (one is DRAFTED_BY_HEADS) for one in wishes]
+
+
 def further_after(*calls: HopTime, pass_count: int = 1, prompt_count: int = 0) -> FurtherRounds:
     """Return what was learned from many such calls."""
     further = FurtherRounds()
