@@ -89,6 +89,8 @@ class AutoPlanner:
             known = {lanes: one for lanes, one in searches.items() if one.is_known}
             foreseen = {lanes: one.promises(outlooks) for lanes, one in known.items()}
             self._lanes.decide({lanes: one.seconds_of_token(foreseen[lanes]) for lanes, one in known.items()})
+            if self._lanes.is_trial and self._lanes.count in known:
+                known[self._lanes.count].measure_anew()
         search = self._search(size)
         if not search.rounds_left:
             search.decide(foreseen.get(self._lanes.count) or search.promises(outlooks))
@@ -157,6 +159,10 @@ class _Search:
         other = _Search(self._lanes, self._costs.as_guess(), tuple(dict.fromkeys((self._best, 0))))
         other._goodput = self._goodput
         return other
+
+    def measure_anew(self) -> None:
+        """Begin with what is known, and soon follow what is measured: it may be of long ago."""
+        self._costs = self._costs.as_guess()
 
     def seconds_of_token(self, promises: Sequence[Promise]) -> float:
         """Return the seconds of a token that the best count promises.

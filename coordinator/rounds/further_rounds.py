@@ -17,8 +17,8 @@ FAR_WAY_S = 0.003
 WAYS = 16
 """Latest calls, of which the shortest way counts: others waited for cores. A target is near until there are as many."""
 LEAST_SHARE = 2 / 3
-"""Least share of a call's rows that take part in further rounds. A pass of few rows takes most of the time of one, and the
-others wait for it: what a draft service would draft, or what follows their copies."""
+"""Least share of a call's rows that take part in further rounds. A pass of few rows takes nearly as long as one of all,
+and the others wait: for a draft service, or with what follows their copies."""
 CALLS_LEFT = 4
 """Calls for which a deadline must leave time: a call that it cuts off loses all of its rounds."""
 

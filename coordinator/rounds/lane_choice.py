@@ -9,7 +9,9 @@ from collections.abc import Mapping
 
 WINDOWS = 4
 """Windows of the planner, of some rounds each, from one decision to the next: what each number promises takes as long
-to work out as a window's own decision. A trial takes one."""
+to work out as a window's own decision."""
+TRIAL_WINDOWS = 2
+"""Windows of a trial: its first rounds have groups of before."""
 HYSTERESIS = 0.05
 """Share of the time that a change must promise to gain."""
 TRIAL_SHARE = 0.005
@@ -46,7 +48,12 @@ class LaneChoice:
     def is_due(self) -> bool:
         """Return whether to decide now; asked before each window, when the planner decides too."""
         self._windows_left -= 1
-        return self._is_free and (self._is_trial or self._windows_left <= 0)
+        return self._is_free and self._windows_left <= 0
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the number in use is tried."""
+        return self._is_trial
 
     def decide(self, known: Mapping[int, float]) -> None:
         """Choose the number for the next rounds, by the seconds of a token with each that was measured."""
@@ -68,6 +75,7 @@ class LaneChoice:
     def _change(self, count: int, *, is_trial: bool) -> None:
         if is_trial:
             self._spent_s = self._trial_s = 0.0
+            self._windows_left = TRIAL_WINDOWS
         self._is_trial = is_trial
         if count != self.count:
             self.count = count

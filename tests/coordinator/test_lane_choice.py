@@ -39,6 +39,13 @@ def test_the_better_is_kept_and_trials_of_the_other_lose_less_than_a_hundredth()
     assert 0 < 0.3 * lanes.count(2) < 0.01 * len(lanes)
 
 
+def test_a_trial_takes_two_windows_and_no_decision_until_then() -> None:
+    choice = LaneChoice(2, is_free=True)
+    choice.decide({2: 1.0})
+    lanes = "".join(map(str, lanes_after(choice, {1: 1.0, 2: 1.3}, 2000)))
+    assert set(lanes.split("1")) - {""} == {"22"}
+
+
 def test_what_was_asked_for_is_never_due() -> None:
     choice = LaneChoice(2, is_free=False)
     assert not any(choice.is_due() for _ in range(100))
