@@ -90,7 +90,7 @@ class AutoPlanner:
             foreseen = {lanes: one.promises(outlooks) for lanes, one in known.items()}
             self._lanes.decide({lanes: one.seconds_of_token(foreseen[lanes]) for lanes, one in known.items()})
             if self._lanes.is_trial and self._lanes.count in known:
-                known[self._lanes.count].measure_anew()
+                known[self._lanes.count].forget()
         search = self._search(size)
         if not search.rounds_left:
             search.decide(foreseen.get(self._lanes.count) or search.promises(outlooks))
@@ -160,9 +160,9 @@ class _Search:
         other._goodput = self._goodput
         return other
 
-    def measure_anew(self) -> None:
-        """Begin with what is known, and soon follow what is measured: it may be of long ago."""
-        self._costs = self._costs.as_guess()
+    def forget(self) -> None:
+        """Soon follow what is measured now: what is known may be of long ago."""
+        self._costs.forget()
 
     def seconds_of_token(self, promises: Sequence[Promise]) -> float:
         """Return the seconds of a token that the best count promises.

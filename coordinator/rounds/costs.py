@@ -225,6 +225,12 @@ class RoundCosts:
         guess._fade_to(TRACE, self._sums)
         return guess
 
+    def forget(self) -> None:
+        """Keep of what was measured a guess alone, which soon follows what is measured now."""
+        self._drift = 1.0
+        self._means.clear()
+        self._fade_to(TRACE, self._sums)
+
     @property
     def models(self) -> list[str]:
         """Models of draft services that were asked."""
@@ -327,9 +333,7 @@ class RoundCosts:
     def _note_drift(self, ratio: float) -> None:
         self._drift = smoothed(self._drift, ratio, DRIFT_MEMORY)
         if not 1 / JUMP < self._drift < JUMP:
-            self._drift = 1.0
-            self._means.clear()
-            self._fade_to(TRACE, self._sums)
+            self.forget()
 
     def _fade_to(self, share: float, sums: Mapping[frozenset[str], _Sums]) -> None:
         self._sums = {models: one.faded(share) for models, one in sums.items()}
