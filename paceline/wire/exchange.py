@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 
 from paceline.tasks import kept_task, outlasting
+from paceline.wire.status import CHANNEL_CLOSED
 
 UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
@@ -242,7 +243,7 @@ async def _send(stream: Any, request: Any) -> None:
         task = asyncio.current_task()
         if task and task.cancelling():
             raise
-        raise _Gone from error  # the stream was cancelled
+        raise _Gone(_error(grpc.StatusCode.UNAVAILABLE, CHANNEL_CLOSED)) from error
     except grpc.aio.AioRpcError as error:
         # INTERNAL comes from the stub itself and hides any status that the peer ended the stream with.
         raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error

@@ -15,6 +15,8 @@ from paceline.codec.status import error_from_pb, error_to_pb
 from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable, as_result
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 
+CHANNEL_CLOSED = "the channel was closed while the call was under way"
+
 log = structlog.get_logger()
 
 DEADLINE_SLACK_S = 0.05
@@ -145,7 +147,7 @@ def translated_errors() -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise PeerUnavailable("the channel was closed while the call was under way") from error
+        raise PeerUnavailable(CHANNEL_CLOSED) from error
 
 
 def answered(message: AnswerT | None) -> AnswerT:

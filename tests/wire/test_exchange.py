@@ -401,6 +401,26 @@ async def test_a_channel_that_is_closed_makes_its_peer_unavailable_and_cancels_n
             await call(channel)
 
 
+async def test_a_channel_that_is_closed_before_the_write_has_come_back_is_no_end_by_the_peer() -> None:
+    """A server may have the request by then. The error said that the peer had ended the stream."""
+
+    class ClosedWhileWriting:
+        async def write(self, _: object) -> None:
+            raise asyncio.CancelledError
+
+        async def read(self) -> object:
+            return await asyncio.Future()
+
+        def done(self) -> bool:
+            return False
+
+        def cancel(self) -> None:
+            pass
+
+    with pytest.raises(PeerUnavailable, match="closed while the call was under way"):
+        await ask(Exchange(ClosedWhileWriting), "one")
+
+
 @pytest.mark.review
 @pytest.mark.parametrize("call", [ask_held, describe])
 async def test_a_task_that_is_cancelled_itself_ends_so(call: Call) -> None:
