@@ -163,6 +163,7 @@ class _Search:
     def forget(self) -> None:
         """Soon follow what is measured now: what is known may be of long ago."""
         self._costs.forget()
+        self._promised = self._given = 0.0
 
     def seconds_of_token(self, promises: Sequence[Promise]) -> float:
         """Return the seconds of a token that the best count promises.

@@ -210,6 +210,8 @@ class RoundCosts:
         """Seconds of the unit, about a plain round's; 0 before any round."""
         self._sums: dict[frozenset[str], _Sums] = {}
         """By the models that rounds asked. Each forgets only as it learns: one way may be out of use for long."""
+        self._learned: set[frozenset[str]] = set()
+        """Of those, the ones that grew since the last time that all was forgotten."""
         self._is_fitted = True
         """Whether the prices are those of the sums."""
         self._means: dict[int, _Mean] = {}
@@ -226,10 +228,14 @@ class RoundCosts:
         return guess
 
     def forget(self) -> None:
-        """Keep of what was measured a guess alone, which soon follows what is measured now."""
+        """Keep of what was measured a guess alone, which soon follows what is measured now.
+
+        What nothing was added to since the last time is a guess already.
+        """
         self._drift = 1.0
         self._means.clear()
-        self._fade_to(TRACE, self._sums)
+        self._fade_to(TRACE, {models: self._sums[models] for models in self._learned})
+        self._learned.clear()
 
     @property
     def models(self) -> list[str]:
@@ -336,12 +342,13 @@ class RoundCosts:
             self.forget()
 
     def _fade_to(self, share: float, sums: Mapping[frozenset[str], _Sums]) -> None:
-        self._sums = {models: one.faded(share) for models, one in sums.items()}
+        self._sums |= {models: one.faded(share) for models, one in sums.items()}
         self._is_fitted = False
 
     def _learn(self, amounts: Sequence[float], took: float, expected: float) -> None:
         models = frozenset([model for model, place in self._call_places.items() if amounts[place]])
         self._sums.setdefault(models, _Sums()).add(amounts, took, 1 / expected)
+        self._learned.add(models)
         self._is_fitted = False
 
     def _sum(self, amounts: Iterable[float]) -> float:

@@ -6,7 +6,7 @@ Written against protocols, which the remote clients and the tests' fakes impleme
 
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.protocols import Deadline, Drafter, Verifies
 from coordinator.requests.generation import Generation
@@ -26,7 +26,7 @@ from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.round_verdicts import Seen, Taken, take_verdicts
 from coordinator.rounds.wishes import Wish
 from paceline.checks import DECODED_TOKENS
-from paceline.types import CallTiming, HopTime
+from paceline.types import CallTiming, HopTime, VerifyRow
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,14 @@ async def run_round(
     asked = await ask_drafts(wishes, taken_in, drafters, deadline, clock)
     drafts = drafts_of(wishes, taken_in, asked, limits.vocabulary_size)
     prompts = coming_prompts(wishes, taken_in, drafters)
-    heads_counts = [one.useful_heads_count(wish.propose_count) for one, wish in wishes.items()]
-    further_counts = _further_counts(further, shares, drafts, wishes, heads_counts)
+    further = _further_here(further, shares, drafts)
     rows = [
-        one.verify_row(draft.token_ids, *counts, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone))
-        for (one, draft), *counts in zip(drafts.items(), shares, heads_counts, further_counts, strict=True)
+        _verify_row(
+            one, draft, share, wish, further, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone)
+        )
+        for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
+    rows = _without_few_further(rows)
     async with taking_in(prompts, drafters, deadline):
         began = clock()
         verdicts = await verifier.verify(rows, time_left_s(group, began))
@@ -87,24 +89,18 @@ async def run_round(
     return _report(seen, taken, asked, verdicts.timing, max(shares), clock() - started)
 
 
-def _further_counts(
-    further: FurtherCounts,
-    shares: Sequence[int],
-    drafts: Mapping[Generation, Draft],
-    wishes: Mapping[Generation, Wish],
-    heads_counts: Sequence[int],
-) -> list[int]:
-    """Return how many further rounds each row is to have: none where few rows can, for the others would wait."""
-    nobody = [0] * len(shares)
+def _further_here(further: FurtherCounts, shares: Sequence[int], drafts: Mapping[Generation, Draft]) -> FurtherCounts:
+    """Return as many further rounds as the rows allow."""
     if max(shares) > DECODED_TOKENS:
-        return nobody
-    plain = 0 if any(draft.token_ids for draft in drafts.values()) else further.plain
-    counts = [
-        # What follows a long copy is a copy, which heads would end.
-        0 if len(drafts[one].token_ids) > wish.propose_count else further.with_heads if heads_count else plain
-        for (one, wish), heads_count in zip(wishes.items(), heads_counts, strict=True)
-    ]
-    return counts if sum(count > 0 for count in counts) >= LEAST_SHARE * len(counts) else nobody
+        return NONE_FURTHER
+    return replace(further, plain=0) if any(one.token_ids for one in drafts.values()) else further
+
+
+def _without_few_further(rows: list[VerifyRow]) -> list[VerifyRow]:
+    """Return the rows, without further rounds where few have any: the others would wait."""
+    count = sum(row.further_count > 0 for row in rows)
+    are_few = 0 < count < LEAST_SHARE * len(rows)
+    return [replace(row, further_count=0) for row in rows] if are_few else rows
 
 
 def _report(
@@ -129,6 +125,16 @@ def _report(
         taken.further,
         taken.pass_count,
     )
+
+
+def _verify_row(
+    one: Generation, draft: Draft, token_count: int, wish: Wish, further: FurtherCounts, *, draft_is_idle: bool
+) -> VerifyRow:
+    heads_count = one.useful_heads_count(wish.propose_count)
+    further_count = further.with_heads if heads_count else further.plain
+    if len(draft.token_ids) > wish.propose_count:
+        further_count = 0  # what follows a long copy is a copy, which heads would end
+    return one.verify_row(draft.token_ids, token_count, heads_count, further_count, draft_is_idle=draft_is_idle)
 
 
 def _taking_part(

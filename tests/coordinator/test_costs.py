@@ -121,3 +121,13 @@ def test_long_texts_are_not_taken_for_dear_drafts() -> None:
     costs.fit()
     assert costs.drafted_price(0) * costs.unit_s == pytest.approx(0.0001, rel=0.2)  # without that price 0.00035
     assert costs.price(CACHED) * costs.unit_s == pytest.approx(0.0005 / 1000, rel=0.1)
+
+
+def test_what_is_not_measured_between_two_times_of_forgetting_is_forgotten_once() -> None:
+    costs = learned([work(count) for count in (0, 4, 8) * 60])
+    for _ in range(4):
+        costs.forget()
+        for _ in range(12):
+            costs.add(work(0), seconds(work(0)))
+    costs.fit()
+    assert costs.predict(work(4)) * costs.unit_s == pytest.approx(seconds(work(4)), rel=0.1)
