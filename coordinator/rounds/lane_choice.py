@@ -29,7 +29,8 @@ class LaneChoice:
         self._windows_left = WINDOWS
         self._unusual_count = 0
         """Rounds that began before the last change, or just after it, and so belong to no number of lanes."""
-        self._is_trial = False
+        self.is_trial = False
+        """Whether the number in use is tried."""
         self._spent_s = 0.0
         """Seconds of rounds since the last trial."""
         self._trial_s = 0.0
@@ -37,7 +38,7 @@ class LaneChoice:
 
     def passed(self, cycle_s: float) -> bool:
         """Note a round that has ended. Return whether it was one of the number in use from its beginning."""
-        if self._is_trial:
+        if self.is_trial:
             self._trial_s += cycle_s
         else:
             self._spent_s += cycle_s
@@ -50,11 +51,6 @@ class LaneChoice:
         self._windows_left -= 1
         return self._is_free and self._windows_left <= 0
 
-    @property
-    def is_trial(self) -> bool:
-        """Whether the number in use is tried."""
-        return self._is_trial
-
     def decide(self, known: Mapping[int, float]) -> None:
         """Choose the number for the next rounds, by the seconds of a token with each that was measured."""
         if self.count not in known:
@@ -64,7 +60,7 @@ class LaneChoice:
             self._change(unknown[-1], is_trial=True)
             return
         best = min(known, key=lambda lanes: known[lanes] * (1 - HYSTERESIS * (lanes == self.count)))
-        if best != self.count or self._is_trial:
+        if best != self.count or self.is_trial:
             self._change(best, is_trial=False)
             return
         other = min((lanes for lanes in known if lanes != best), key=lambda lanes: known[lanes])
@@ -76,7 +72,7 @@ class LaneChoice:
         if is_trial:
             self._spent_s = self._trial_s = 0.0
             self._windows_left = TRIAL_WINDOWS
-        self._is_trial = is_trial
+        self.is_trial = is_trial
         if count != self.count:
             self.count = count
             self._unusual_count = 2 * self.most

@@ -126,13 +126,15 @@ def test_as_many_lanes_run_as_give_most(name: str) -> None:
     assert goodput(rounds) >= CLOSE * best_fixed(world)
 
 
-@pytest.mark.parametrize("name", ["drafts that pay beside a verify", "a target that a second lane costs nothing"])
-def test_the_number_of_lanes_follows_the_rows(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "seed"), [("drafts that pay beside a verify", 1), ("a target that a second lane costs nothing", 2)]
+)
+def test_the_number_of_lanes_follows_the_rows(name: str, seed: int) -> None:
     """In the second world it did not in 3,000 rounds: a trial was judged by prices of long before it."""
     apart, beside = LANES["drafts that never pay"][0], LANES[name][0]
-    rounds = simulate([apart] * 1500 + [beside] * 1200, AutoPlanner(2, chooses_lanes=True), 2)
+    rounds = simulate([apart] * 1500 + [beside] * 2000, AutoPlanner(2, chooses_lanes=True), seed)
     assert fmean(one.lane_count == 1 for one in rounds[1000:1500]) > 0.9
-    assert fmean(one.lane_count == 2 for one in rounds[-500:]) > 0.9
+    assert fmean(one.lane_count == 2 for one in rounds[-1000:]) > 0.9
 
 
 def test_lanes_that_were_asked_for_always_run() -> None:
