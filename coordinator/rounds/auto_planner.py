@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.costs import HEADS, LONGEST, RoundCosts, RoundWork
-from coordinator.rounds.heads_trials import HeadsTrials
+from coordinator.rounds.costs import LONGEST, RoundCosts, RoundWork
+from coordinator.rounds.heads_choice import HeadsChoice
 from coordinator.rounds.lane_choice import LaneChoice
-from coordinator.rounds.outlook import NO_HEADS, NO_OPTION, HeadsUse, Option, Outlook, Prices
+from coordinator.rounds.outlook import NO_OPTION, Option, Outlook
 from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
 from coordinator.rounds.promises import Promise, Promises, prices_of, with_trial, work_of
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.wishes import Wish
 from coordinator.smoothing import smoothed
-from paceline.types import DraftSource
 
 MAX_AUTO = 12
 """Most tokens that a draft service is asked for."""
@@ -152,7 +151,7 @@ class _Search:
         self._promised = self._given = 0.0
         """Tokens that rounds with the best count were to give in their time, and that they gave; sums that forget."""
         self._trials: dict[int, _Trial] = {}
-        self._heads_trials = HeadsTrials()
+        self._heads = HeadsChoice(self._costs)
 
     def for_other_lanes(self) -> "_Search":
         """Return a search that begins with what this one has learned, and measures it anew."""
@@ -176,11 +175,12 @@ class _Search:
 
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
         self.rounds_left -= 1
-        prices = prices_of(self._costs, self._worth(outlooks), self._bend_count)
+        worth = self._worth(outlooks)
+        prices = prices_of(self._costs, worth, self._bend_count)
         at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
         asks = [one.asked(prices, self._count) if self._count else NO_OPTION for one in outlooks]
         asked = self._asked(outlooks, asks, at_hand) if self._count else asks
-        heads_counts = self._heads_counts(outlooks, asks, asked, prices)
+        heads_counts = self._heads.counts(outlooks, asks, asked, prices, worth, is_first=not self._goodput)
         return {
             one.generation: one.wish(ask, own, heads_count)
             for one, ask, own, heads_count in zip(outlooks, asked, at_hand, heads_counts, strict=True)
@@ -220,44 +220,11 @@ class _Search:
         without = work_of(at_hand)
         return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
 
-    def _heads_counts(
-        self, outlooks: Sequence[Outlook], asks: Sequence[Option], asked: Sequence[Option], prices: Prices
-    ) -> list[int]:
-        """Return the tokens that the target's heads should draft for the next round of each row."""
-        if not any(one.heads_chances for one in outlooks):
-            return [0] * len(outlooks)
-        uses = [
-            one.heads_use(chosen, ask, prices, MAX_GUESSED)
-            for one, chosen, ask in zip(outlooks, asked, asks, strict=True)
-        ]
-        counts = [use.count for use in uses]
-        if any(use.are_best for use in uses):
-            is_due = self._heads_trials.is_due(self._saved_by_heads(outlooks, uses) - self._heads_cost(uses))
-            return [0] * len(counts) if is_due else counts
-        is_first = not self._goodput and any(ask.count for ask in asked)
-        if any(counts) or is_first or any(DraftSource.HEADS in one.guesses for one in outlooks):
-            return counts  # a trial shows most in rounds of its own: to draft in one, to verify in the next
-        most = [len(one.heads_chances) for one in outlooks]
-        # Where a draft service is asked, its drafts save already what the heads' would.
-        useful = [NO_HEADS if ask.count else HeadsUse(count) for ask, count in zip(asked, most, strict=True)]
-        loss = self._heads_cost([HeadsUse(count) for count in most]) - self._saved_by_heads(outlooks, useful)
-        return most if any(most) and self._heads_trials.is_due(loss) else counts
-
-    def _saved_by_heads(self, outlooks: Sequence[Outlook], uses: Sequence[HeadsUse]) -> float:
-        """Return the time that these drafts of the target's heads are expected to save."""
-        tokens = [use.chance * sum(one.heads_chances[: use.count]) for one, use in zip(outlooks, uses, strict=True)]
-        return sum(tokens) / self._worth(outlooks)
-
-    def _heads_cost(self, uses: Sequence[HeadsUse]) -> float:
-        """Return the time that it takes to make these drafts of the target's heads, and to verify those in use."""
-        made = sum(use.count for use in uses) * self._costs.price(HEADS)
-        return made + sum(use.chance * use.count for use in uses) * self._costs.drafted_price(self._bend_count)
-
     def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
         self._costs.add(work, cycle_s)
         time = cycle_s / self._costs.unit_s
         self._spent += time
-        self._heads_trials.passed(time)
+        self._heads.passed(time)
         if not self._best and self._count in self._trials:
             # Nobody else needs what draft services take in for a trial.
             self._trials[self._count].lost += self._costs.catching_up(work)

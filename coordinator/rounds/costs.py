@@ -10,15 +10,13 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from operator import add, mul
+from math import sqrt
+from operator import add, mul, sub
 
+from coordinator.rounds.least_squares import FadingSums
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
 from coordinator.smoothing import smoothed
 
-MEMORY = 0.996
-"""Weight of earlier rounds in the prices after one more."""
-HEAVIEST = 1e9
-"""Weight of a round after which all are made lighter."""
 PRIOR_ROUNDS = 3.0
 """Weight of the first guess of a price, in rounds that have a usual amount of its part."""
 JUMP = 1.5
@@ -29,6 +27,8 @@ LEAST = 1e-3
 """Least time that is expected of a round, in units."""
 LONGEST = 2.0
 """A round without prompts counts as at most this many expected ones: a pause says nothing."""
+FIRST_VARIANCE = 0.1
+VARIANCE_MEMORY = 0.98
 REST_WEIGHT = 8.0
 """Rounds of one draft count after which half of what remains for it is believed."""
 KNOWN = 24.0
@@ -39,10 +39,11 @@ REST_MOST = 200.0
 BENDS = (16, 64)
 """Tokens of a verify from which each costs more: a model reads its weights for few tokens as for one."""
 
-CONSTANT, DRAFTED, PROMPT, CACHED, HEADS = "constant", "drafted", "prompt", "cached", "heads"
+CONSTANT, DRAFTED, PROMPT, CACHED = "constant", "drafted", "prompt", "cached"
+HEADS_CALL, HEADS = "heads call", "heads"
 OVER = tuple(f"over {bend}" for bend in BENDS)
 CALL, STEP, TOKEN, CAUGHT_UP = "call", "step", "token", "caught up"
-TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, CACHED, HEADS)
+TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, CACHED, HEADS_CALL, HEADS)
 CALL_PARTS = (CALL, STEP, TOKEN, CAUGHT_UP)
 """Parts of the target's own work, and of a call for drafts."""
 
@@ -53,7 +54,8 @@ FIRST = {
     OVER[1]: (0.0, 32.0),
     PROMPT: (0.01, 20.0),
     CACHED: (0.0, 1000.0),
-    HEADS: (0.02, 2.0),
+    HEADS_CALL: (0.1, 1.0),
+    HEADS: (0.01, 8.0),
     CALL: (0.2, 1.0),
     STEP: (0.05, 4.0),
     TOKEN: (0.002, 16.0),
@@ -68,13 +70,15 @@ class RoundWork:
     """The amounts of a round's parts."""
 
     row_count: int
-    drafted_count: int = 0
+    drafted_count: float = 0
     """Draft tokens that the target verifies."""
     prompt_count: int = 0
     """Tokens that the target computes before it can decode."""
     draft_calls: Mapping[str, DraftCall] | None = None
     heads_count: int = 0
     """Tokens that the target's heads draft."""
+    heads_call_count: int = 0
+    """Passes after which they draft: reading them takes time whatever they draft."""
     cached_count: int = 0
     """Tokens of the rows' texts, which the target has cached: a verify attends to all of them."""
     further: "Sequence[RoundWork]" = ()
@@ -87,6 +91,7 @@ class RoundWork:
             report.prompt_token_count,
             report.draft_calls,
             report.heads_count,
+            report.pass_count if report.heads_count else 0,
             _cached_count(report.rows),
             [
                 *(RoundWork(*_verified(rows), cached_count=_cached_count(rows)) for rows in report.further),
@@ -99,7 +104,8 @@ class RoundWork:
         """Return the amounts of `TARGET_PARTS`."""
         token_count = self.row_count + self.drafted_count
         over = [max(0, token_count - bend) for bend in BENDS]
-        amounts = [1.0, self.drafted_count, self.prompt_count, *over, self.cached_count, self.heads_count]
+        heads = self.heads_call_count, self.heads_count
+        amounts = [1.0, self.drafted_count, self.prompt_count, *over, self.cached_count, *heads]
         for one in self.further:
             amounts = [*map(add, amounts, one.target_amounts())]
         return amounts
@@ -117,67 +123,6 @@ def _verified(rows: Sequence[RowReport]) -> tuple[int, int]:
 
 def _cached_count(rows: Sequence[RowReport]) -> int:
     return sum([len(row.generation.token_ids) for row in rows if row.generation])
-
-
-@dataclass
-class _Sums:
-    """Sums over rounds, of which the normal equations of least squares are made. Parts are named by their places.
-
-    To let earlier rounds fade, each weighs more than the one before.
-    """
-
-    squares: list[list[float]] = field(default_factory=list)
-    """Of each part with those up to it: what is on the other side of the diagonal is the same."""
-    products: list[float] = field(default_factory=list)
-    weight: float = 1.0
-    """The latest round's."""
-
-    def faded(self, share: float) -> "_Sums":
-        """Return sums in which the latest round weighs so much."""
-        share /= self.weight
-        return _Sums([[share * one for one in row] for row in self.squares], [share * one for one in self.products])
-
-    def add(self, amounts: Sequence[float], took: float, weight: float) -> None:
-        """Add a round, which weighs `weight` times as much as others."""
-        if self.weight > HEAVIEST:
-            faded = self.faded(1.0)
-            self.squares, self.products, self.weight = faded.squares, faded.products, 1.0
-        for place in range(len(self.products), len(amounts)):
-            self.squares.append([0.0] * (place + 1))
-            self.products.append(0.0)
-        self.weight /= MEMORY
-        done = [(place, amount) for place, amount in enumerate(amounts) if amount]
-        for number, (place, amount) in enumerate(done, 1):
-            weighed = self.weight * weight * amount
-            self.products[place] += weighed * took
-            row = self.squares[place]
-            for other, value in done[:number]:
-                row[other] += weighed * value
-
-    def add_all(self, other: "_Sums") -> None:
-        """Add sums that may lack the last parts."""
-        for place, product in enumerate(other.products):
-            self.products[place] += product
-            self.squares[place] = [*map(add, self.squares[place], other.squares[place])]
-
-    def solved(self, places: Sequence[int]) -> list[float]:
-        """Return the prices of the parts at these places alone, by Gauss's elimination of the normal equations.
-
-        First guesses must be among the sums: with them every pivot is greater than 0.
-        """
-        # Of each equation what is before the diagonal is left out: it is eliminated, and the same as in those before.
-        rows = [
-            [*(self.squares[other][one] for other in places[number:]), self.products[one]]
-            for number, one in enumerate(places)
-        ]
-        for number, pivot in enumerate(rows, 1):
-            for before, row in enumerate(rows[number:], 1):
-                if share := pivot[before] / pivot[0]:
-                    row[:] = [value - share * own for value, own in zip(row, pivot[before:], strict=True)]
-        found: list[float] = []
-        for first, *row, right in reversed(rows):
-            found.insert(0, (right - sum(map(mul, row, found))) / first)
-        return found
 
 
 @dataclass
@@ -208,7 +153,7 @@ class RoundCosts:
         """Amounts of the latest rounds of all lanes: the round of another lane takes its time from this one's."""
         self.unit_s = 0.0
         """Seconds of the unit, about a plain round's; 0 before any round."""
-        self._sums: dict[frozenset[str], _Sums] = {}
+        self._sums: dict[frozenset[str], FadingSums] = {}
         """By the models that rounds asked. Each forgets only as it learns: one way may be out of use for long."""
         self._learned: set[frozenset[str]] = set()
         """Of those, the ones that grew since the last time that all was forgotten."""
@@ -217,6 +162,10 @@ class RoundCosts:
         self._means: dict[int, _Mean] = {}
         """By draft count: what a fit leaves of the mean time is kept beside it."""
         self._round_counts: dict[int, int] = {}
+        self._doubts: dict[tuple[float, ...], float] = {}
+        """Of the amounts that were asked about since the last fit: to work one out takes as long as a fit."""
+        self._variance = FIRST_VARIANCE
+        """Of the latest times, for each unit that was expected of them."""
         self._drift = 1.0
         """Mean of the latest times over what was expected of them."""
 
@@ -266,6 +215,14 @@ class RoundCosts:
             time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
         return max(LEAST, time + self._rest(work.step_count))
 
+    def doubt(self, work: RoundWork, beside: RoundWork) -> float:
+        """Return the standard error of the time by which the target's work is longer than that `beside` it."""
+        more = (*map(sub, work.target_amounts(), beside.target_amounts()),)
+        if more not in self._doubts:
+            amounts = [*more, *[0.0] * (len(self._prices) - len(more))]
+            self._doubts[more] = sqrt(self._variance * self._all_sums().variance(amounts))
+        return self._doubts[more]
+
     def catching_up(self, work: RoundWork) -> float:
         """Return the time in which draft services take in what they had missed."""
         return sum(
@@ -285,6 +242,7 @@ class RoundCosts:
             known.add(mean, took)
             if known.count > KNOWN:  # what is hardly known says nothing of a change
                 self._note_drift(took / expected)
+        self._variance = smoothed(self._variance, (took - expected) ** 2 / expected, VARIANCE_MEMORY)
         self._learn(mean, took, expected)
         self._round_counts[work.step_count] = self.round_count(work.step_count) + 1
 
@@ -293,16 +251,17 @@ class RoundCosts:
         if self._is_fitted:
             return
         sums, places = self._all_sums(), list(range(len(self._prices)))
-        while min(found := sums.solved(places), default=0.0) < 0:
+        while min(found := sums.fitted(places), default=0.0) < 0:
             places = [place for place, price in zip(places, found, strict=True) if price >= 0]
+        self._doubts.clear()
         self._prices = [0.0] * len(self._prices)
         for place, price in zip(places, found, strict=True):
             self._prices[place] = price
         self._is_fitted = True
 
-    def _all_sums(self) -> _Sums:
+    def _all_sums(self) -> FadingSums:
         """Return the sums of all rounds, and of the first guesses, which count as some more."""
-        found = _Sums()
+        found = FadingSums()
         for place, part in enumerate([*TARGET_PARTS, *CALL_PARTS * len(self._call_places)]):
             first, usual = FIRST[part]
             trust = PRIOR_ROUNDS * usual**2
@@ -341,13 +300,13 @@ class RoundCosts:
         if not 1 / JUMP < self._drift < JUMP:
             self.forget()
 
-    def _fade_to(self, share: float, sums: Mapping[frozenset[str], _Sums]) -> None:
+    def _fade_to(self, share: float, sums: Mapping[frozenset[str], FadingSums]) -> None:
         self._sums |= {models: one.faded(share) for models, one in sums.items()}
         self._is_fitted = False
 
     def _learn(self, amounts: Sequence[float], took: float, expected: float) -> None:
         models = frozenset([model for model, place in self._call_places.items() if amounts[place]])
-        self._sums.setdefault(models, _Sums()).add(amounts, took, 1 / expected)
+        self._sums.setdefault(models, FadingSums()).add(amounts, took, 1 / expected)
         self._learned.add(models)
         self._is_fitted = False
 

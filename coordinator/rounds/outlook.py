@@ -7,6 +7,7 @@ accepted. It costs the seconds that it adds to the round, and a second is worth 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from math import inf
 from operator import neg
 
@@ -47,6 +48,16 @@ class Prices:
 
 
 FREE = Prices()
+
+
+class Heads(Enum):
+    """What counts as at hand of the target's heads."""
+
+    DRAFTED = auto()
+    """What they drafted in the last round."""
+    EXPECTED = auto()
+    """What they draft for the next round if asked, at the price of that."""
+    LEFT_OUT = auto()
 
 
 @dataclass(slots=True)
@@ -97,15 +108,13 @@ class Outlook:
     heads_chances: Sequence[float] = ()
     """Chances of what the target's heads would draft, whether they were asked in the last round or not."""
 
-    def at_hand(self, prices: Prices, most: int, *, expecting_heads: bool = False) -> Option:
-        """Return the best of what needs no draft service, of at most `most` tokens.
-
-        With `expecting_heads` the target's heads count as if they had drafted: they do so for the next round if asked.
-        """
+    def at_hand(self, prices: Prices, most: int, heads: Heads = Heads.DRAFTED) -> Option:
+        """Return the best of what needs no draft service, of at most `most` tokens."""
         best = NO_OPTION
-        for source, chances in (self._expected_chances() if expecting_heads else self.guess_chances).items():
+        for source, chances in self._chances(heads).items():
             # What is drafted already costs its verification alone.
-            price = prices.drafted + (prices.heads if expecting_heads and source is DraftSource.HEADS else 0.0)
+            is_made = heads is Heads.EXPECTED and source is DraftSource.HEADS
+            price = prices.drafted + (prices.heads if is_made else 0.0)
             if not (count := _worthwhile(chances, price, most)):
                 continue
             tokens = sum(chances[:count])
@@ -114,7 +123,7 @@ class Outlook:
                 return option
             if option.worth > best.worth:
                 best = option
-        if best is NO_OPTION and not expecting_heads and DraftSource.HEADS in self.guess_chances:
+        if best is NO_OPTION and heads is Heads.DRAFTED and DraftSource.HEADS in self.guess_chances:
             # They are drafted already: verified, they show what verifying costs and what they are worth.
             chances = self.guess_chances[DraftSource.HEADS][:most]
             tokens = sum(chances)
@@ -129,7 +138,7 @@ class Outlook:
         """
         if not self.heads_chances:
             return NO_HEADS
-        expected = self.at_hand(prices, most, expecting_heads=True)
+        expected = self.at_hand(prices, most, Heads.EXPECTED)
         if asked.count and self.prefers(asked, expected):
             return NO_HEADS
         if expected.source is None or expected.source is DraftSource.HEADS:
@@ -141,8 +150,11 @@ class Outlook:
         heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
         return NO_HEADS if self.prefers(ask, heads) else HeadsUse(count, chance)
 
-    def _expected_chances(self) -> Mapping[DraftSource, Sequence[float]]:
-        if not self.heads_chances:
+    def _chances(self, heads: Heads) -> Mapping[DraftSource, Sequence[float]]:
+        """Return the chances of what each source has, in the order in which they are tried."""
+        if heads is Heads.LEFT_OUT:
+            return {source: one for source, one in self.guess_chances.items() if source is not DraftSource.HEADS}
+        if heads is Heads.DRAFTED or not self.heads_chances:
             return self.guess_chances
         found = {**self.guess_chances, DraftSource.HEADS: self.heads_chances}
         order = self.generation.drafting.sources if self._in_order else found

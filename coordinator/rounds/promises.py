@@ -6,8 +6,8 @@ Owns the best use of a count; knows nothing of earlier rounds, and decides no co
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, TOKEN, RoundCosts, RoundWork
-from coordinator.rounds.outlook import Option, Outlook, Prices
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, HEADS_CALL, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.outlook import Heads, Option, Outlook, Prices
 from coordinator.rounds.outlooks import MAX_GUESSED
 from coordinator.rounds.round_report import DraftCall
 from paceline.types import DraftSource
@@ -22,7 +22,7 @@ class Promise:
 
     tokens: float
     time: float
-    token_count: int
+    token_count: float
     """Tokens that the target verifies."""
     bend_count: float
     """Bends in the time of a verify by which its drafts were priced, the last perhaps in part."""
@@ -86,10 +86,18 @@ class Promises:
         prices = prices_of(self._costs, self._goodput, bend_count)
         asked = [one.asks(prices, self._most) for one in self._outlooks]
         taken = []
-        for outlook, options in zip(self._outlooks, asked, strict=True):
-            own = outlook.at_hand(prices, MAX_GUESSED, expecting_heads=True)
+        for outlook, own, options in zip(self._outlooks, self._at_hand(prices), asked, strict=True):
             taken.append([own, *(ask if outlook.prefers(ask, own) else own for ask in options[1:])])
         return _View(bend_count, _by_count(asked), _by_count(taken))
+
+    def _at_hand(self, prices: Prices) -> Sequence[Option]:
+        """Return the best of what needs no draft service; the target's heads draft if all of it is worth their call."""
+        found = [one.at_hand(prices, MAX_GUESSED, Heads.EXPECTED) for one in self._outlooks]
+        if not any(one.source is DraftSource.HEADS for one in found):
+            return found
+        without = [one.at_hand(prices, MAX_GUESSED, Heads.LEFT_OUT) for one in self._outlooks]
+        gain = sum([one.worth for one in found]) - sum([one.worth for one in without])
+        return found if gain > self._goodput * self._costs.price(HEADS_CALL) else without
 
     def _promise_at(self, view: _View, count: int) -> Promise:
         count_or_last = min(count, len(view.asked) - 1)
@@ -148,7 +156,7 @@ def work_of(options: Sequence[Option], *, expecting_heads: bool = False) -> Roun
         elif expecting_heads and one.source is DraftSource.HEADS:
             heads_count += one.count
     calls = {model: DraftCall(len(own), max(own), sum(own), 0) for model, own in asked.items()}
-    return RoundWork(len(options), drafted_count, 0, calls, heads_count)
+    return RoundWork(len(options), drafted_count, 0, calls, heads_count, int(heads_count > 0))
 
 
 def _by_count(options: Sequence[Sequence[Option]]) -> list[Sequence[Option]]:

@@ -79,6 +79,8 @@ class World:
     """Most tokens that the target's heads draft."""
     heads_acceptance: float = 0.0
     heads_token_s: float = 0.0
+    heads_call_s: float = 0.0
+    """Seconds of a verify after which they draft, however many rows they draft for."""
     heads_answer: bool = True
     """Whether they draft when they are asked."""
 
@@ -86,7 +88,8 @@ class World:
         return self.draft_token_s * (max(counts) + sum(counts) / 10)
 
     def heads_s(self, counts: Sequence[int]) -> float:
-        return self.heads_token_s * (max(counts) + sum(counts) / 10)
+        call_s = self.heads_call_s if any(counts) else 0.0
+        return call_s + self.heads_token_s * (max(counts) + sum(counts) / 10)
 
     def verify_executed_s(self, counts: Sequence[int]) -> float:
         token_count = math.ceil((len(counts) + sum(counts)) / self.step_tokens) * self.step_tokens
