@@ -212,7 +212,7 @@ class _Search:
         The call takes time that no row is charged with.
         """
         asking = [(one, ask, own) for one, ask, own in zip(outlooks, asked, at_hand, strict=True) if ask.count]
-        is_ordered = any(one.generation.drafting.in_order for one, _, _ in asking)
+        is_ordered = any(one.is_ordered for one, _, _ in asking)
         if not self._goodput or is_ordered or not any(own.count for _, _, own in asking):
             return False
         gained = sum(ask.tokens - own.tokens for _, ask, own in asking)

@@ -28,6 +28,7 @@ LEAST = 1e-3
 LONGEST = 2.0
 """A round without prompts counts as at most this many expected ones: a pause says nothing."""
 FIRST_VARIANCE = 0.1
+"""Variance of the first rounds' times: a plain round varies by a third."""
 VARIANCE_MEMORY = 0.98
 REST_WEIGHT = 8.0
 """Rounds of one draft count after which half of what remains for it is believed."""
@@ -70,7 +71,7 @@ class RoundWork:
     """The amounts of a round's parts."""
 
     row_count: int
-    drafted_count: float = 0
+    drafted_count: int = 0
     """Draft tokens that the target verifies."""
     prompt_count: int = 0
     """Tokens that the target computes before it can decode."""
@@ -173,6 +174,7 @@ class RoundCosts:
         """Return costs that begin with these, and soon follow what they learn themselves."""
         guess = RoundCosts(self._recent.maxlen or 1)
         guess.unit_s, guess._prices, guess._call_places = self.unit_s, [*self._prices], {**self._call_places}
+        guess._variance = self._variance
         guess._fade_to(TRACE, self._sums)
         return guess
 
@@ -238,11 +240,11 @@ class RoundCosts:
         took = cycle_s / self.unit_s
         if not self._has_prompt(mean):
             took = min(took, LONGEST * expected)
+            self._variance = smoothed(self._variance, (took - expected) ** 2 / expected, VARIANCE_MEMORY)
             known = self._means.setdefault(work.step_count, _Mean())
             known.add(mean, took)
             if known.count > KNOWN:  # what is hardly known says nothing of a change
                 self._note_drift(took / expected)
-        self._variance = smoothed(self._variance, (took - expected) ** 2 / expected, VARIANCE_MEMORY)
         self._learn(mean, took, expected)
         self._round_counts[work.step_count] = self.round_count(work.step_count) + 1
 

@@ -37,6 +37,8 @@ class Prices:
     """For each draft token that the target verifies."""
     heads: float = 0.0
     """For each token that the target's heads draft."""
+    heads_call: float = 0.0
+    """For a pass after which they draft, for all rows together."""
     token: Mapping[str, float] = field(default_factory=dict)
     """For each token that a draft service drafts, by model."""
     caught_up: Mapping[str, float] = field(default_factory=dict)
@@ -83,6 +85,10 @@ class HeadsUse:
     """Drafts of the target's heads for the next round."""
 
     count: int = 0
+    tokens: float = 0.0
+    """Accepted tokens to expect."""
+    worth: float = 0.0
+    """Those without what they cost, beyond what else is at hand is worth."""
     chance: float = 1.0
     """Chance that they are used: 1 where no other source is better now."""
 
@@ -119,7 +125,7 @@ class Outlook:
                 continue
             tokens = sum(chances[:count])
             option = Option(count, tokens, tokens - price * count, source)
-            if self._in_order:
+            if self.is_ordered:
                 return option
             if option.worth > best.worth:
                 best = option
@@ -139,25 +145,37 @@ class Outlook:
         if not self.heads_chances:
             return NO_HEADS
         expected = self.at_hand(prices, most, Heads.EXPECTED)
-        if asked.count and self.prefers(asked, expected):
+        if expected.source is None or (asked.count and self.prefers(asked, expected)):
             return NO_HEADS
-        if expected.source is None or expected.source is DraftSource.HEADS:
-            return HeadsUse(expected.count)
+        if expected.source is DraftSource.HEADS:
+            without = self.at_hand(prices, most, Heads.LEFT_OUT)
+            return HeadsUse(expected.count, expected.tokens, expected.worth - without.worth)
         chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
         price = prices.drafted + prices.heads / chance if chance else inf
         count = _worthwhile(self.heads_chances, price, most)
         tokens = sum(self.heads_chances[:count])
         heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
-        return NO_HEADS if self.prefers(ask, heads) else HeadsUse(count, chance)
+        if self.prefers(ask, heads):
+            return NO_HEADS
+        return HeadsUse(count, chance * tokens, chance * heads.worth - prices.heads * count, chance)
+
+    def most_heads(self, prices: Prices, most: int, *, are_useful: bool = True) -> HeadsUse:
+        """Return all that the target's heads can draft; if not `are_useful`, a draft service's drafts are used."""
+        count = len(self.heads_chances)
+        if not are_useful:
+            return HeadsUse(count, 0.0, -prices.heads * count)
+        tokens = sum(self.heads_chances)
+        worth = tokens - (prices.drafted + prices.heads) * count
+        return HeadsUse(count, tokens, worth - self.at_hand(prices, most, Heads.LEFT_OUT).worth)
 
     def _chances(self, heads: Heads) -> Mapping[DraftSource, Sequence[float]]:
         """Return the chances of what each source has, in the order in which they are tried."""
-        if heads is Heads.LEFT_OUT:
+        if heads is Heads.LEFT_OUT and DraftSource.HEADS in self.guess_chances:
             return {source: one for source, one in self.guess_chances.items() if source is not DraftSource.HEADS}
-        if heads is Heads.DRAFTED or not self.heads_chances:
+        if heads is not Heads.EXPECTED or not self.heads_chances:
             return self.guess_chances
         found = {**self.guess_chances, DraftSource.HEADS: self.heads_chances}
-        order = self.generation.drafting.sources if self._in_order else found
+        order = self.generation.drafting.sources if self.is_ordered else found
         return {source: found[source] for source in order if source in found}
 
     def asked(self, prices: Prices, most: int) -> Option:
@@ -198,12 +216,13 @@ class Outlook:
 
     def prefers(self, asked: Option, at_hand: Option) -> bool:
         """Return whether a draft service should be asked though tokens are at hand, which may be none."""
-        if asked.count and at_hand.source and self._in_order:
+        if asked.count and at_hand.source and self.is_ordered:
             return self.generation.drafting.asks_before(at_hand.source)
         return asked.worth > at_hand.worth
 
     @property
-    def _in_order(self) -> bool:
+    def is_ordered(self) -> bool:
+        """Whether the request's order of sources counts, and not what they are worth."""
         return self.generation.drafting.in_order
 
     def wish(self, asked: Option, at_hand: Option, propose_count: int = 0) -> Wish:

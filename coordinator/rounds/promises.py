@@ -22,7 +22,7 @@ class Promise:
 
     tokens: float
     time: float
-    token_count: float
+    token_count: int
     """Tokens that the target verifies."""
     bend_count: float
     """Bends in the time of a verify by which its drafts were priced, the last perhaps in part."""
@@ -39,6 +39,7 @@ class _View:
     """The rows of a group at the prices beyond so many bends. More than the last count of `asked` changes nothing."""
 
     bend_count: float
+    prices: Prices
     asked: Sequence[Sequence[Option]]
     """By count, what each row would ask for."""
     taken: Sequence[Sequence[Option]]
@@ -86,22 +87,28 @@ class Promises:
         prices = prices_of(self._costs, self._goodput, bend_count)
         asked = [one.asks(prices, self._most) for one in self._outlooks]
         taken = []
-        for outlook, own, options in zip(self._outlooks, self._at_hand(prices), asked, strict=True):
+        for outlook, options in zip(self._outlooks, asked, strict=True):
+            own = outlook.at_hand(prices, MAX_GUESSED, Heads.EXPECTED)
             taken.append([own, *(ask if outlook.prefers(ask, own) else own for ask in options[1:])])
-        return _View(bend_count, _by_count(asked), _by_count(taken))
+        return _View(bend_count, prices, _by_count(asked), _by_count(taken))
 
-    def _at_hand(self, prices: Prices) -> Sequence[Option]:
-        """Return the best of what needs no draft service; the target's heads draft if all of it is worth their call."""
-        found = [one.at_hand(prices, MAX_GUESSED, Heads.EXPECTED) for one in self._outlooks]
-        if not any(one.source is DraftSource.HEADS for one in found):
-            return found
-        without = [one.at_hand(prices, MAX_GUESSED, Heads.LEFT_OUT) for one in self._outlooks]
-        gain = sum([one.worth for one in found]) - sum([one.worth for one in without])
-        return found if gain > self._goodput * self._costs.price(HEADS_CALL) else without
+    def _options(self, view: _View, count: int) -> Sequence[Option]:
+        """Return what each row would have. The target's heads draft if that of all rows is worth their call."""
+        taken = view.taken[count]
+        of_heads = [place for place, one in enumerate(taken) if one.source is DraftSource.HEADS]
+        if not of_heads or any(self._outlooks[place].is_ordered for place in of_heads):
+            return taken
+        without = [*taken]
+        for place in of_heads:
+            own = self._outlooks[place].at_hand(view.prices, MAX_GUESSED, Heads.LEFT_OUT)
+            ask = view.asked[count][place]
+            without[place] = ask if ask.count and self._outlooks[place].prefers(ask, own) else own
+        gain = sum([taken[place].worth - without[place].worth for place in of_heads])
+        return taken if gain > view.prices.heads_call else without
 
     def _promise_at(self, view: _View, count: int) -> Promise:
         count_or_last = min(count, len(view.asked) - 1)
-        options = view.taken[count_or_last]
+        options = self._options(view, count_or_last)
         work = self._work_of(options)
         if count != self._best and not work.draft_calls:
             options = with_trial(options, view.asked[count_or_last])
@@ -128,6 +135,7 @@ def prices_of(costs: RoundCosts, goodput: float, bend_count: float) -> Prices:
     return Prices(
         goodput * costs.drafted_price(bend_count),
         goodput * costs.price(HEADS),
+        goodput * costs.price(HEADS_CALL),
         {model: goodput * costs.price(TOKEN, model) for model in models},
         {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
     )

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from statistics import fmean, pstdev
 
 import pytest
 
@@ -140,7 +141,7 @@ def heads_work(row_count: int, *, verified: int = 0) -> RoundWork:
 
 
 def test_what_heads_take_whatever_they_draft_is_no_part_of_a_draft() -> None:
-    """As measured: 1.1 ms, and 0.05 a draft. As a part of the drafts one row's seemed to cost a seventh of that."""
+    """As measured: 1.1 ms, and 0.05 a draft. A part of each draft, it made one row's seem cheap."""
 
     def took(done: RoundWork) -> float:
         return 0.004 + 0.0011 * done.heads_call_count + 0.00005 * done.heads_count
@@ -169,6 +170,32 @@ def test_there_is_more_doubt_about_what_was_seldom_measured() -> None:
     costs.fit()
     assert costs.doubt(drafts, RoundWork(8)) < seldom / 2
     assert costs.doubt(drafts, drafts) == 0
+
+
+def test_doubt_is_about_by_how_much_prices_that_were_learned_differ() -> None:
+    found, doubts = [], []
+    for seed in range(40):
+        costs, rng = RoundCosts(1), random.Random(seed)
+        for number in range(300):
+            verified = 8 * (number % 4 == 0)
+            costs.add(RoundWork(8, verified), (0.005 + 0.0002 * verified) * rng.lognormvariate(0, 0.2))
+        costs.fit()
+        more, less = RoundWork(8, 8), RoundWork(8)
+        found.append((costs.predict(more) - costs.predict(less)) * costs.unit_s)
+        doubts.append(costs.doubt(more, less) * costs.unit_s)
+    assert 0.6 < fmean(doubts) / pstdev(found) < 1.8
+
+
+def test_a_pause_or_a_dear_prompt_is_no_reason_for_doubt() -> None:
+    costs, rng = RoundCosts(1), random.Random(8)
+    for number in range(400):
+        costs.add(RoundWork(8, 8 * (number % 2)), 0.005 * rng.lognormvariate(0, 0.2))
+    costs.fit()
+    before = costs.doubt(RoundWork(8, 8), RoundWork(8))
+    costs.add(RoundWork(8, 0, prompt_count=500), 0.5)
+    costs.add(RoundWork(8), 5.0)
+    costs.fit()
+    assert costs.doubt(RoundWork(8, 8), RoundWork(8)) < 2 * before
 
 
 def test_there_is_less_doubt_where_times_vary_less() -> None:

@@ -14,7 +14,7 @@ from coordinator.requests.guess import Guess
 from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.acceptances import Acceptances
 from coordinator.rounds.cost_counts import CostCounts
-from coordinator.rounds.costs import CONSTANT, DRAFTED, HEADS, TARGET_PARTS, RoundWork
+from coordinator.rounds.costs import CONSTANT, DRAFTED, HEADS, HEADS_CALL, TARGET_PARTS, RoundWork
 from coordinator.rounds.further_rounds import NEAR, NONE_FURTHER, WAYS, FurtherCounts, FurtherRounds
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport, RowReport
@@ -335,7 +335,7 @@ def test_costs_see_two_verifies_in_the_time_of_both() -> None:
     one = generation_of()
     rows = [RowReport(20, 3, 4, DraftSource.SUFFIX, "", one)], [RowReport(3, 3, 4, DraftSource.HEADS, "", one)]
     amounts = dict(zip(TARGET_PARTS, RoundWork.of(report_of(*rows)).target_amounts(), strict=True))
-    assert (amounts[CONSTANT], amounts[DRAFTED], amounts[HEADS]) == (2, 23, 6)
+    assert (amounts[CONSTANT], amounts[DRAFTED], amounts[HEADS_CALL], amounts[HEADS]) == (2, 23, 2, 6)
     assert amounts["over 16"] == 5 and amounts["cached"] == 2 * len(PROMPT)
     costs = CostCounts()
     costs.add(report_of(*rows), 1, 0.01)
@@ -355,7 +355,7 @@ async def test_what_follows_the_end_of_an_output_takes_its_time_and_is_no_round(
     assert one.ended and (report.pass_count, len(report.further)) == (4, 0)
     assert report.further_s == pytest.approx(3.0)
     amounts = dict(zip(TARGET_PARTS, RoundWork.of(report).target_amounts(), strict=True))
-    assert amounts[CONSTANT] == 4
+    assert (amounts[CONSTANT], amounts[HEADS_CALL]) == (4, 0)
     costs = CostCounts()
     costs.add(report, 1, report.duration_s)
     assert [call.executed_s for call in costs.snapshot().calls] == [1.0]

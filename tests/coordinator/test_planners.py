@@ -1,7 +1,7 @@
 """Planners against rounds of known cost and acceptance: `auto` settles on the best count."""
 
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import fmean
@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.requests.acceptance import PRIOR_WEIGHT, ROUND_MEMORY, Acceptance, PlaceAcceptance
-from coordinator.requests.generation import HeadsDraft
+from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.rounds.auto_planner import FIRST_COUNTS, WINDOW, AutoPlanner
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
+from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource, HopTime
 from tests.fakes.draft_worlds import (
     COUNTS,
@@ -283,11 +284,45 @@ def test_heads_that_pay_are_used_though_times_vary(name: str, seeds: Sequence[in
         assert goodput(rounds[200:]) >= least * best_fixed(world), seed
 
 
+class Watched(AutoPlanner):
+    """Notes how many tokens the heads are asked for in each round."""
+
+    def __init__(self, heads_count: int) -> None:
+        super().__init__(1, heads_count)
+        self.heads_counts: list[int] = []
+
+    def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
+        super().observe(wishes, report, cycle_s)
+        self.heads_counts.append(report.heads_count)
+
+
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_heads_that_are_never_right_are_hardly_ever_asked(group_size: int) -> None:
+    world = replace(CALLED, acceptance=0.1, group_size=group_size, heads_acceptance=0.0, jitter=0.6, spike_share=0.05)
+    planner = Watched(world.heads_count)
+    simulate([world] * 2000, planner, 1)
+    assert fmean(count > 0 for count in planner.heads_counts[500:]) < 0.03
+
+
+def test_heads_that_pay_in_part_are_left_out_now_and_then_and_for_good_when_they_no_longer_pay() -> None:
+    """Trials of more drafts are no reason to have none of none."""
+    world = replace(CALLED, acceptance=0.1, heads_acceptance=0.5, heads_call_s=0.0005, jitter=0.2)
+    dear = replace(world, heads_token_s=0.003)
+    planner = Watched(world.heads_count)
+    rounds = simulate([world] * 1500 + [dear] * 1500, planner, 1)
+    usual = planner.heads_counts[300:1500]
+    assert 5 < sum(count == 0 for count in usual) < 0.1 * len(usual)
+    assert fmean(0 < count < 8 * world.heads_count for count in usual) > 0.8
+    assert fmean(count == 0 for count in planner.heads_counts[-1000:]) > 0.95
+    assert goodput(rounds[-1000:]) >= CLOSE * best_fixed(dear)
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_no_draft_is_asked_where_what_is_at_hand_promises_more_in_the_time(seed: int) -> None:
     """The heads drafted for a trial: to ask the draft too would cost more time than its better drafts save.
 
-    Heads are dear and nearly always right, so that few trials show what they are.
+    Heads are dear and often right, so that few trials show what they are. In a world where they were right by 0.75 this
+    held for 3 of 16 seeds, of which the test had one: for the others they had not been tried enough.
     """
     planner, (generation,) = AutoPlanner(1, heads_count=3), group_of(1)
     world = replace(HEADS, acceptance=0.7, heads_acceptance=0.85, heads_token_s=0.01, hop_s=0.004)
