@@ -60,6 +60,7 @@ class Heads(Enum):
     EXPECTED = auto()
     """What they draft for the next round if asked, at the price of that."""
     LEFT_OUT = auto()
+    """Nothing."""
 
 
 @dataclass(slots=True)
@@ -157,6 +158,7 @@ class Outlook:
         heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
         if self.prefers(ask, heads):
             return NO_HEADS
+        # Made in any case, and verified by that chance.
         return HeadsUse(count, chance * tokens, chance * heads.worth - prices.heads * count, chance)
 
     def most_heads(self, prices: Prices, most: int, *, are_useful: bool = True) -> HeadsUse:
@@ -219,6 +221,10 @@ class Outlook:
         if asked.count and at_hand.source and self.is_ordered:
             return self.generation.drafting.asks_before(at_hand.source)
         return asked.worth > at_hand.worth
+
+    def better(self, asked: Option, at_hand: Option) -> Option:
+        """Return what to have of the two."""
+        return asked if self.prefers(asked, at_hand) else at_hand
 
     @property
     def is_ordered(self) -> bool:

@@ -39,7 +39,10 @@ class _View:
     """The rows of a group at the prices beyond so many bends. More than the last count of `asked` changes nothing."""
 
     bend_count: float
-    prices: Prices
+    heads_call: float
+    """Price of a pass of the target's heads, in tokens."""
+    without_heads: Sequence[Option]
+    """The best of what each row has at hand if they do not draft."""
     asked: Sequence[Sequence[Option]]
     """By count, what each row would ask for."""
     taken: Sequence[Sequence[Option]]
@@ -86,11 +89,13 @@ class Promises:
     def _new_view(self, bend_count: float) -> _View:
         prices = prices_of(self._costs, self._goodput, bend_count)
         asked = [one.asks(prices, self._most) for one in self._outlooks]
-        taken = []
+        taken, without_heads = [], []
         for outlook, options in zip(self._outlooks, asked, strict=True):
             own = outlook.at_hand(prices, MAX_GUESSED, Heads.EXPECTED)
-            taken.append([own, *(ask if outlook.prefers(ask, own) else own for ask in options[1:])])
-        return _View(bend_count, prices, _by_count(asked), _by_count(taken))
+            taken.append([own, *(outlook.better(ask, own) for ask in options[1:])])
+            of_heads = own.source is DraftSource.HEADS
+            without_heads.append(outlook.at_hand(prices, MAX_GUESSED, Heads.LEFT_OUT) if of_heads else own)
+        return _View(bend_count, prices.heads_call, without_heads, _by_count(asked), _by_count(taken))
 
     def _options(self, view: _View, count: int) -> Sequence[Option]:
         """Return what each row would have. The target's heads draft if that of all rows is worth their call."""
@@ -100,11 +105,9 @@ class Promises:
             return taken
         without = [*taken]
         for place in of_heads:
-            own = self._outlooks[place].at_hand(view.prices, MAX_GUESSED, Heads.LEFT_OUT)
-            ask = view.asked[count][place]
-            without[place] = ask if ask.count and self._outlooks[place].prefers(ask, own) else own
+            without[place] = self._outlooks[place].better(view.asked[count][place], view.without_heads[place])
         gain = sum([taken[place].worth - without[place].worth for place in of_heads])
-        return taken if gain > view.prices.heads_call else without
+        return taken if gain > view.heads_call else without
 
     def _promise_at(self, view: _View, count: int) -> Promise:
         count_or_last = min(count, len(view.asked) - 1)

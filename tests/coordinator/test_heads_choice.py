@@ -8,7 +8,7 @@ from coordinator.rounds.costs import RoundCosts, RoundWork
 from coordinator.rounds.heads_choice import AT_ONCE, SHARE, HeadsChoice
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook
 from coordinator.rounds.promises import prices_of
-from paceline.types import DraftSource
+from paceline.types import DraftingOptions, DraftSource
 from tests.fakes.draft_worlds import MODEL, group_of
 
 CALL_S, ROW_S, CONSTANT_S = 0.003, 0.0001, 0.01
@@ -62,8 +62,7 @@ def test_a_request_that_names_heads_first_has_them_whatever_they_cost() -> None:
     costs = known_costs()
     choice, (outlook,) = without_trials(HeadsChoice(costs)), outlooks_of(1, (0.3,))
     assert chosen(choice, costs, [outlook]) == [0]
-    drafting = outlook.generation.drafting
-    outlook.generation.drafting = type(drafting)((DraftSource.HEADS,), in_order=True)
+    outlook.generation.drafting = DraftingOptions((DraftSource.HEADS,), in_order=True)
     assert chosen(choice, costs, [outlook]) == [1]
 
 
