@@ -4,7 +4,6 @@ Every draft is compared with the tokens of its round, used or not, so learning c
 """
 
 from collections.abc import Sequence
-from itertools import takewhile
 
 from coordinator.requests.acceptance import PlaceAcceptance
 from coordinator.requests.generation import HeadsDraft
@@ -51,7 +50,8 @@ class HeadsAcceptance:
 
     def observe(self, token_ids: Sequence[int], committed: Sequence[int]) -> None:
         """Learn from the tokens that were committed after the drafts were made."""
-        pairs = list(zip(token_ids, committed, strict=False))
-        right = takewhile(lambda pair: pair[0] == pair[1], pairs)
-        self._places.add(sum(1 for _ in right), len(pairs))
+        right_count, compared_count = 0, min(len(token_ids), len(committed))
+        while right_count < compared_count and token_ids[right_count] == committed[right_count]:
+            right_count += 1
+        self._places.add(right_count, compared_count)
         self._chances = None

@@ -23,7 +23,7 @@ from coordinator.rounds.costs import LONGEST, RoundCosts, RoundWork
 from coordinator.rounds.heads_choice import HeadsChoice
 from coordinator.rounds.lane_choice import LaneChoice
 from coordinator.rounds.outlook import NO_OPTION, Option, Outlook
-from coordinator.rounds.outlooks import MAX_GUESSED, Outlooks
+from coordinator.rounds.outlooks import Outlooks
 from coordinator.rounds.promises import Promise, Promises, prices_of, with_trial, work_of
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.wishes import Wish
@@ -177,10 +177,11 @@ class _Search:
         self.rounds_left -= 1
         worth = self._worth(outlooks)
         prices = prices_of(self._costs, worth, self._bend_count)
-        at_hand = [one.at_hand(prices, MAX_GUESSED) for one in outlooks]
+        copies = [one.copies(prices) for one in outlooks]
+        at_hand = [one.at_hand(copied, prices) for one, copied in zip(outlooks, copies, strict=True)]
         asks = [one.asked(prices, self._count) if self._count else NO_OPTION for one in outlooks]
         asked = self._asked(outlooks, asks, at_hand) if self._count else asks
-        heads_counts = self._heads.counts(outlooks, asks, asked, prices, worth, is_first=not self._goodput)
+        heads_counts = self._heads.counts(outlooks, copies, asks, asked, prices, is_first=not self._goodput)
         return {
             one.generation: one.wish(ask, own, heads_count)
             for one, ask, own, heads_count in zip(outlooks, asked, at_hand, heads_counts, strict=True)

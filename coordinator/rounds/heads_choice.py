@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from coordinator.rounds.costs import RoundCosts, RoundWork
 from coordinator.rounds.outlook import NO_HEADS, HeadsUse, Option, Outlook, Prices
-from coordinator.rounds.outlooks import MAX_GUESSED
 from paceline.types import DraftSource
 
 SHARE = 0.005
@@ -36,64 +35,69 @@ class HeadsChoice:
     def counts(
         self,
         outlooks: Sequence[Outlook],
+        copies: Sequence[Option],
         asks: Sequence[Option],
         asked: Sequence[Option],
         prices: Prices,
-        goodput: float,
         *,
         is_first: bool,
     ) -> list[int]:
         """Return the tokens that the target's heads should draft for the next round of each row.
 
-        `asks` is what draft services may be asked for then, `asked` what this round asks them for; `goodput` is what a
-        unit of time is worth, in tokens. With `is_first` heads that do not pay are not tried beside draft services.
+        `copies` is what each row has without them, `asks` what draft services may be asked for then, `asked` what this
+        round asks them for. With `is_first` heads that do not pay are not tried beside draft services.
         """
         if not any(one.heads_chances for one in outlooks):
             return [0] * len(outlooks)
         uses = [
-            one.heads_use(chosen, ask, prices, MAX_GUESSED)
-            for one, chosen, ask in zip(outlooks, asked, asks, strict=True)
+            one.heads_use(chosen, ask, copied, prices)
+            for one, chosen, ask, copied in zip(outlooks, asked, asks, copies, strict=True)
         ]
         if any(use.count and one.is_ordered for one, use in zip(outlooks, uses, strict=True)):
             return [use.count for use in uses]
-        if (gain := _worth(uses, prices) / goodput) > 0:
-            uses = self._where_they_pay(outlooks, uses, prices, goodput, gain)
+        if (gain := _worth(uses, prices) / prices.time) > 0:
+            uses = self._where_they_pay(outlooks, copies, uses, prices, gain)
         elif is_first and any(ask.count for ask in asked) or any(DraftSource.HEADS in one.guesses for one in outlooks):
             return [0] * len(uses)  # a trial shows most in rounds of its own: to draft in one, to verify in the next
         else:
-            uses = self._where_they_do_not(outlooks, asked, prices, goodput)
+            uses = self._where_they_do_not(outlooks, copies, asked, prices)
         return [use.count for use in uses]
 
     def _where_they_pay(
-        self, outlooks: Sequence[Outlook], uses: list[HeadsUse], prices: Prices, goodput: float, gain: float
+        self,
+        outlooks: Sequence[Outlook],
+        copies: Sequence[Option],
+        uses: list[HeadsUse],
+        prices: Prices,
+        gain: float,
     ) -> list[HeadsUse]:
         """Return these uses, or those of a trial: none, or as many drafts as there may be."""
         if any(use.are_best for use in uses) and self._none.is_due(gain):
             return [NO_HEADS] * len(uses)
         more = [
-            one.most_heads(prices, MAX_GUESSED) if use.are_best and use.count < len(one.heads_chances) else use
-            for one, use in zip(outlooks, uses, strict=True)
+            one.most_heads(copied, prices) if use.are_best and use.count < len(one.heads_chances) else use
+            for one, copied, use in zip(outlooks, copies, uses, strict=True)
         ]
-        return more if more != uses and self._is_due(more, uses, prices, goodput) else uses
+        return more if more != uses and self._is_due(more, uses, prices) else uses
 
     def _where_they_do_not(
-        self, outlooks: Sequence[Outlook], asked: Sequence[Option], prices: Prices, goodput: float
+        self, outlooks: Sequence[Outlook], copies: Sequence[Option], asked: Sequence[Option], prices: Prices
     ) -> list[HeadsUse]:
         """Return no uses, or those of a trial."""
         # Where a draft service is asked, its drafts save already what the heads' would.
         most = [
-            one.most_heads(prices, MAX_GUESSED, are_useful=not ask.count)
-            for one, ask in zip(outlooks, asked, strict=True)
+            one.most_heads(copied, prices, are_useful=not ask.count)
+            for one, copied, ask in zip(outlooks, copies, asked, strict=True)
         ]
         none = [NO_HEADS] * len(most)
-        return most if self._is_due(most, none, prices, goodput) else none
+        return most if self._is_due(most, none, prices) else none
 
-    def _is_due(self, more: Sequence[HeadsUse], uses: Sequence[HeadsUse], prices: Prices, goodput: float) -> bool:
+    def _is_due(self, more: Sequence[HeadsUse], uses: Sequence[HeadsUse], prices: Prices) -> bool:
         """Return whether to try more drafts than these uses."""
         if not self._more.may_begin:
             return False
-        loss = (_worth(uses, prices) - _worth(more, prices)) / goodput
-        saved = (sum([use.tokens for use in more]) - sum([use.tokens for use in uses])) / goodput
+        loss = (_worth(uses, prices) - _worth(more, prices)) / prices.time
+        saved = (sum([use.tokens for use in more]) - sum([use.tokens for use in uses])) / prices.time
         doubt = self._costs.doubt(_work(more), _work(uses))
         return self._more.is_due(loss - min(doubt, max(0.0, saved)))
 

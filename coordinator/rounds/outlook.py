@@ -7,7 +7,6 @@ accepted. It costs the seconds that it adds to the round, and a second is worth 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from math import inf
 from operator import neg
 
@@ -43,6 +42,8 @@ class Prices:
     """For each token that a draft service drafts, by model."""
     caught_up: Mapping[str, float] = field(default_factory=dict)
     """For each token that a draft service had missed, by model."""
+    time: float = 1.0
+    """For a unit of time."""
 
     def drawn(self, model: str) -> float:
         """Return the price of each token that a draft service drafts and the target verifies."""
@@ -50,17 +51,6 @@ class Prices:
 
 
 FREE = Prices()
-
-
-class Heads(Enum):
-    """What counts as at hand of the target's heads."""
-
-    DRAFTED = auto()
-    """What they drafted in the last round."""
-    EXPECTED = auto()
-    """What they draft for the next round if asked, at the price of that."""
-    LEFT_OUT = auto()
-    """Nothing."""
 
 
 @dataclass(slots=True)
@@ -115,45 +105,62 @@ class Outlook:
     heads_chances: Sequence[float] = ()
     """Chances of what the target's heads would draft, whether they were asked in the last round or not."""
 
-    def at_hand(self, prices: Prices, most: int, heads: Heads = Heads.DRAFTED) -> Option:
-        """Return the best of what needs no draft service, of at most `most` tokens."""
+    def copies(self, prices: Prices) -> Option:
+        """Return the best of what needs neither a draft service nor the target's heads."""
         best = NO_OPTION
-        for source, chances in self._chances(heads).items():
-            # What is drafted already costs its verification alone.
-            is_made = heads is Heads.EXPECTED and source is DraftSource.HEADS
-            price = prices.drafted + (prices.heads if is_made else 0.0)
-            if not (count := _worthwhile(chances, price, most)):
+        for source, chances in self.guess_chances.items():
+            if source is DraftSource.HEADS:
                 continue
-            tokens = sum(chances[:count])
-            option = Option(count, tokens, tokens - price * count, source)
-            if self.is_ordered:
+            option = _option(source, chances, prices.drafted)
+            if option.count and self.is_ordered:
                 return option
             if option.worth > best.worth:
                 best = option
-        if best is NO_OPTION and heads is Heads.DRAFTED and DraftSource.HEADS in self.guess_chances:
-            # They are drafted already: verified, they show what verifying costs and what they are worth.
-            chances = self.guess_chances[DraftSource.HEADS][:most]
-            tokens = sum(chances)
-            best = Option(len(chances), tokens, tokens - prices.drafted * len(chances), DraftSource.HEADS)
         return best
 
-    def heads_use(self, asked: Option, ask: Option, prices: Prices, most: int) -> HeadsUse:
+    def at_hand(self, copies: Option, prices: Prices) -> Option:
+        """Return the better of the copies and of what the target's heads drafted in the last round.
+
+        That is made: it costs its verification alone.
+        """
+        chances = self.guess_chances.get(DraftSource.HEADS)
+        if not chances:
+            return copies
+        best = self._first_or_better(_option(DraftSource.HEADS, chances, prices.drafted), copies)
+        if not best.count:
+            # Verified, they show what verifying costs and what they are worth.
+            count, tokens = len(chances), sum(chances)
+            return Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
+        return best
+
+    def expected(self, copies: Option, prices: Prices) -> Option:
+        """Return the better of the copies and of what the target's heads draft for the next round if asked."""
+        if not self.heads_chances:
+            return copies
+        heads = _option(DraftSource.HEADS, self.heads_chances, prices.drafted + prices.heads)
+        return self._first_or_better(heads, copies)
+
+    def _first_or_better(self, heads: Option, copies: Option) -> Option:
+        """Return the one that comes first in the request's order of sources or, if it has none, the better one."""
+        if self.is_ordered and heads.count and copies.source:
+            order = self.generation.drafting.sources
+            return heads if order.index(DraftSource.HEADS) < order.index(copies.source) else copies
+        return heads if heads.worth > copies.worth else copies
+
+    def heads_use(self, asked: Option, ask: Option, copies: Option, prices: Prices) -> HeadsUse:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.
 
-        Another source's tokens are at hand in the next round only if all of them are right in this one. If not, draft
-        services may be asked for `ask` then, as this round asks them for `asked`.
+        Copies are at hand in the next round only if all of them are right in this one. If not, draft services may be
+        asked for `ask` then, as this round asks them for `asked`.
         """
-        if not self.heads_chances:
-            return NO_HEADS
-        expected = self.at_hand(prices, most, Heads.EXPECTED)
-        if expected.source is None or (asked.count and self.prefers(asked, expected)):
+        expected = self.expected(copies, prices) if self.heads_chances else NO_OPTION
+        if not expected.count or (asked.count and self.prefers(asked, expected)):
             return NO_HEADS
         if expected.source is DraftSource.HEADS:
-            without = self.at_hand(prices, most, Heads.LEFT_OUT)
-            return HeadsUse(expected.count, expected.tokens, expected.worth - without.worth)
-        chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
+            return HeadsUse(expected.count, expected.tokens, expected.worth - copies.worth)
+        chance = 1.0 - self.guess_chances[copies.source][copies.count - 1] if copies.source else 0.0
         price = prices.drafted + prices.heads / chance if chance else inf
-        count = _worthwhile(self.heads_chances, price, most)
+        count = _worthwhile(self.heads_chances, price)
         tokens = sum(self.heads_chances[:count])
         heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
         if self.prefers(ask, heads):
@@ -161,24 +168,13 @@ class Outlook:
         # Made in any case, and verified by that chance.
         return HeadsUse(count, chance * tokens, chance * heads.worth - prices.heads * count, chance)
 
-    def most_heads(self, prices: Prices, most: int, *, are_useful: bool = True) -> HeadsUse:
+    def most_heads(self, copies: Option, prices: Prices, *, are_useful: bool = True) -> HeadsUse:
         """Return all that the target's heads can draft; if not `are_useful`, a draft service's drafts are used."""
         count = len(self.heads_chances)
         if not are_useful:
             return HeadsUse(count, 0.0, -prices.heads * count)
         tokens = sum(self.heads_chances)
-        worth = tokens - (prices.drafted + prices.heads) * count
-        return HeadsUse(count, tokens, worth - self.at_hand(prices, most, Heads.LEFT_OUT).worth)
-
-    def _chances(self, heads: Heads) -> Mapping[DraftSource, Sequence[float]]:
-        """Return the chances of what each source has, in the order in which they are tried."""
-        if heads is Heads.LEFT_OUT and DraftSource.HEADS in self.guess_chances:
-            return {source: one for source, one in self.guess_chances.items() if source is not DraftSource.HEADS}
-        if heads is not Heads.EXPECTED or not self.heads_chances:
-            return self.guess_chances
-        found = {**self.guess_chances, DraftSource.HEADS: self.heads_chances}
-        order = self.generation.drafting.sources if self.is_ordered else found
-        return {source: found[source] for source in order if source in found}
+        return HeadsUse(count, tokens, tokens - (prices.drafted + prices.heads) * count - copies.worth)
 
     def asked(self, prices: Prices, most: int) -> Option:
         """Return the best of what draft services would give, of at most `most` tokens."""
@@ -238,9 +234,17 @@ class Outlook:
         return Wish(asked.count, asked.model, at_hand.source, token_ids, self.guesses, propose_count)
 
 
-def _worthwhile(chances: Sequence[float], price: float, most: int) -> int:
+def _worthwhile(chances: Sequence[float], price: float, most: int | None = None) -> int:
     """Return how many drafts are worth their price: each is right only if all before it are, so chances never rise."""
-    return bisect_left(chances, -price, hi=min(len(chances), most), key=neg)
+    return bisect_left(chances, -price, hi=len(chances) if most is None else min(len(chances), most), key=neg)
+
+
+def _option(source: DraftSource, chances: Sequence[float], price: float) -> Option:
+    """Return the drafts of a source that are worth their price."""
+    if not (count := _worthwhile(chances, price)):
+        return NO_OPTION
+    tokens = sum(chances[:count])
+    return Option(count, tokens, tokens - price * count, source)
 
 
 def _best(offers: Sequence[Option]) -> Option:

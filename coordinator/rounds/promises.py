@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, HEADS_CALL, TOKEN, RoundCosts, RoundWork
-from coordinator.rounds.outlook import Heads, Option, Outlook, Prices
-from coordinator.rounds.outlooks import MAX_GUESSED
+from coordinator.rounds.outlook import Option, Outlook, Prices
 from coordinator.rounds.round_report import DraftCall
 from paceline.types import DraftSource
 
@@ -41,7 +40,7 @@ class _View:
     bend_count: float
     heads_call: float
     """Price of a pass of the target's heads, in tokens."""
-    without_heads: Sequence[Option]
+    copies: Sequence[Option]
     """The best of what each row has at hand if they do not draft."""
     asked: Sequence[Sequence[Option]]
     """By count, what each row would ask for."""
@@ -89,13 +88,12 @@ class Promises:
     def _new_view(self, bend_count: float) -> _View:
         prices = prices_of(self._costs, self._goodput, bend_count)
         asked = [one.asks(prices, self._most) for one in self._outlooks]
-        taken, without_heads = [], []
-        for outlook, options in zip(self._outlooks, asked, strict=True):
-            own = outlook.at_hand(prices, MAX_GUESSED, Heads.EXPECTED)
+        copies = [one.copies(prices) for one in self._outlooks]
+        taken = []
+        for outlook, options, copied in zip(self._outlooks, asked, copies, strict=True):
+            own = outlook.expected(copied, prices)
             taken.append([own, *(outlook.better(ask, own) for ask in options[1:])])
-            of_heads = own.source is DraftSource.HEADS
-            without_heads.append(outlook.at_hand(prices, MAX_GUESSED, Heads.LEFT_OUT) if of_heads else own)
-        return _View(bend_count, prices.heads_call, without_heads, _by_count(asked), _by_count(taken))
+        return _View(bend_count, prices.heads_call, copies, _by_count(asked), _by_count(taken))
 
     def _options(self, view: _View, count: int) -> Sequence[Option]:
         """Return what each row would have. The target's heads draft if that of all rows is worth their call."""
@@ -105,7 +103,7 @@ class Promises:
             return taken
         without = [*taken]
         for place in of_heads:
-            without[place] = self._outlooks[place].better(view.asked[count][place], view.without_heads[place])
+            without[place] = self._outlooks[place].better(view.asked[count][place], view.copies[place])
         gain = sum([taken[place].worth - without[place].worth for place in of_heads])
         return taken if gain > view.heads_call else without
 
@@ -141,6 +139,7 @@ def prices_of(costs: RoundCosts, goodput: float, bend_count: float) -> Prices:
         goodput * costs.price(HEADS_CALL),
         {model: goodput * costs.price(TOKEN, model) for model in models},
         {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
+        goodput,
     )
 
 

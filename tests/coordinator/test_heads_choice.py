@@ -33,8 +33,9 @@ def outlooks_of(count: int, chances: Sequence[float] = CHANCES) -> list[Outlook]
 def chosen(choice: HeadsChoice, costs: RoundCosts, outlooks: Sequence[Outlook], asked: Option = NO_OPTION) -> list[int]:
     """Return the counts where a plain round's token of each row is what time is worth."""
     goodput = len(outlooks) * costs.unit_s / CONSTANT_S
-    options = [asked] * len(outlooks)
-    return choice.counts(outlooks, options, options, prices_of(costs, goodput, 0), goodput, is_first=False)
+    options, prices = [asked] * len(outlooks), prices_of(costs, goodput, 0)
+    copies = [one.copies(prices) for one in outlooks]
+    return choice.counts(outlooks, copies, options, options, prices, is_first=False)
 
 
 def without_trials(choice: HeadsChoice) -> HeadsChoice:

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.requests.guess import Guess
-from coordinator.rounds.outlook import NO_HEADS, Drawn, Option, Outlook, Prices
+from coordinator.rounds.outlook import NO_HEADS, Drawn, HeadsUse, Option, Outlook, Prices
 from paceline.types import DraftSource
 from tests.fakes.draft_worlds import group_of
 
 MOST = 6
 SHARES = st.lists(st.floats(0.1, 0.99), min_size=MOST, max_size=MOST)
 PRICES = st.floats(0.0, 1.0)
+DEAR_HEADS = Prices(drafted=0.2, heads=0.1)
 
 
 def drawn(rates: list[float], missed_count: int) -> Drawn:
@@ -50,6 +51,10 @@ def with_guess(*chances: float) -> Outlook:
     return Outlook(generation, {DraftSource.SUFFIX: guess}, {DraftSource.SUFFIX: chances}, {}, 20.0, (0.7, 0.5, 0.3))
 
 
+def use_of_heads(outlook: Outlook, asked: Option, ask: Option) -> HeadsUse:
+    return outlook.heads_use(asked, ask, outlook.copies(DEAR_HEADS), DEAR_HEADS)
+
+
 @pytest.mark.parametrize(
     ("chances", "use"),
     [
@@ -61,18 +66,17 @@ def with_guess(*chances: float) -> Outlook:
 def test_heads_draft_beside_a_copy_as_far_as_it_is_likely_to_end(
     chances: tuple[float, ...], use: tuple[int, float]
 ) -> None:
-    found = with_guess(*chances).heads_use(Option(), Option(), Prices(drafted=0.2, heads=0.1), MOST)
+    found = use_of_heads(with_guess(*chances), Option(), Option())
     assert (found.count, found.chance) == pytest.approx(use)
 
 
 def test_heads_draft_nothing_for_a_row_that_asks_a_better_draft_service() -> None:
     asked = Option(3, 2.5, 2.4, DraftSource.DRAFT, "draft")
-    assert with_guess(0.9, 0.8, 0.6).heads_use(asked, asked, Prices(drafted=0.2, heads=0.1), MOST) == NO_HEADS
+    assert use_of_heads(with_guess(0.9, 0.8, 0.6), asked, asked) == NO_HEADS
 
 
 def test_heads_draft_nothing_beside_a_copy_where_a_better_draft_service_is_asked_once_it_ends() -> None:
     copying = with_guess(0.9, 0.8, 0.6)
     copying.drawn = {"draft": drawn([0.9] * MOST, 0)}
-    prices = Prices(drafted=0.2, heads=0.1)
-    assert copying.heads_use(Option(), copying.asked(prices, 4), prices, MOST) == NO_HEADS
-    assert copying.heads_use(Option(), copying.asked(prices, 0), prices, MOST).count == 2
+    assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 4)) == NO_HEADS
+    assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 0)).count == 2
