@@ -14,7 +14,7 @@ from tests.fuzzing.connections import streams
 from tests.fuzzing.drawing import for_each
 
 BATCHES = 100
-"""Batches of calls drawn from one seed, all of them though the first few may be enough."""
+"""Batches of calls drawn from one seed."""
 BATCHES_BETWEEN_CHECKS = 5
 CONNECTION_BATCHES = 10
 
@@ -36,12 +36,11 @@ def attack_until(
     attacked: Arena,
     input_count: int,
     first_seed: int,
-    batches: int = BATCHES,
     connection_batches: int = CONNECTION_BATCHES,
 ) -> None:
     """Attack until the calls number `input_count` and cover all methods, with broken connections between.
 
-    `batches` of calls and `connection_batches` are drawn from each seed. Raise Unsound at the first failure.
+    Raise Unsound at the first failure.
     """
     batch_count = 0
 
@@ -56,11 +55,11 @@ def attack_until(
             if batch_count % BATCHES_BETWEEN_CHECKS == 0:
                 runner.run(attacked.check())
 
-    of_calls = st.tuples(st.lists(calls(), min_size=5, max_size=20), st.booleans())
+    batches = st.tuples(st.lists(calls(), min_size=5, max_size=20), st.booleans())
     contents = st.lists(streams(attacked.recorded), min_size=1, max_size=5)
     chosen_seed = first_seed
     while not is_enough():
         for_each(contents, connection_batches, chosen_seed, lambda batch: runner.run(attacked.disturb(batch)))
-        for_each(of_calls, batches, chosen_seed, send)
+        for_each(batches, BATCHES, chosen_seed, send)
         runner.run(attacked.check())
         chosen_seed += 1
