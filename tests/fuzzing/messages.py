@@ -1,9 +1,11 @@
 """Requests from the protobuf descriptors: fields plausible, absurd or absent, and bytes broken on the wire.
 
-Knows the names of fields, and nothing about services.
+Knows the names of fields, and nothing about services. Each strategy is made once: hypothesis looks a new one over, and
+that takes longer than to draw from it.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -77,6 +79,7 @@ MAX_ROWS = 40
 """Most rows in a list of messages: each row is answered."""
 
 
+@cache
 def _absurd(field: FieldDescriptor) -> Values:
     """Return values of a field that is not a message."""
     if field.type in _INTEGERS:
@@ -95,6 +98,7 @@ def _absurd(field: FieldDescriptor) -> Values:
     return long | st.text(max_size=30)
 
 
+@cache
 def _value(field: FieldDescriptor) -> Values:
     if field.message_type is not None:
         return messages(field.message_type)
@@ -104,6 +108,7 @@ def _value(field: FieldDescriptor) -> Values:
     return _absurd(field)
 
 
+@cache
 def _values(field: FieldDescriptor) -> Values:
     if not field.is_repeated:
         return _value(field)
@@ -126,12 +131,16 @@ def _set(message: Message, field: FieldDescriptor, value: Any) -> None:
         setattr(message, field.name, value)
 
 
+_FORTIETHS = st.integers(0, 39)
+
+
+@cache
 @st.composite
 def messages(draw: Callable[[Values], Any], descriptor: Descriptor) -> Message:
     """Draw a message with most fields set; of a oneof's fields the last one set wins."""
     message = GetMessageClass(descriptor)()
     for field in descriptor.fields:
-        if draw(st.integers(0, 39)) < SHARES.get(field.name, 16 if field.has_presence else 38):
+        if draw(_FORTIETHS) < SHARES.get(field.name, 16 if field.has_presence else 38):
             _set(message, field, draw(_values(field)))
     return message
 
@@ -151,6 +160,7 @@ MUTATIONS: Mapping[str, Callable[[bytes, int, int], bytes]] = {
 }
 
 
+@cache
 @st.composite
 def payloads(draw: Callable[[Values], Any], descriptor: Descriptor) -> bytes:
     """Draw bytes for a message of this type: a message, a mutated message, or any bytes."""
