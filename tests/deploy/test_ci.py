@@ -64,7 +64,7 @@ def test_stale_renderings_end_the_check(tmp_path: Path) -> None:
 def ci(folder: Path, check: str, check_deploy: str, open_file: int | None = None) -> tuple[int, str]:
     """Run CI's script with stand-ins for all scripts that it calls; return its status and what was said."""
     said = {"check": check, "check-deploy": check_deploy}
-    for name in re.findall(r"^(?:setsid )?scripts/(\S+)", CI, re.MULTILINE):
+    for name in re.findall(r"^(?:setsid |nice )?scripts/(\S+)", CI, re.MULTILINE):
         stand_in(folder / "scripts" / name, said.get(name, f"echo {name} ran"))
     stand_in(folder / ".ci/run", CI)
     (folder / "tmp").mkdir()
