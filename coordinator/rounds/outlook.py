@@ -142,10 +142,12 @@ class Outlook:
 
     def _first_or_better(self, heads: Option, copies: Option) -> Option:
         """Return the one that comes first in the request's order of sources or, if it has none, the better one."""
-        if self.is_ordered and heads.count and copies.source:
+        if self.is_ordered and heads.count:
             order = self.generation.drafting.sources
-            return heads if order.index(DraftSource.HEADS) < order.index(copies.source) else copies
-        return heads if heads.worth > copies.worth else copies
+            is_first = copies.source is None or order.index(DraftSource.HEADS) < order.index(copies.source)
+        else:
+            is_first = heads.worth > copies.worth
+        return heads if is_first else copies
 
     def heads_use(self, asked: Option, ask: Option, copies: Option, prices: Prices) -> HeadsUse:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.

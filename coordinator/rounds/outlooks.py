@@ -46,7 +46,7 @@ class Outlooks:
         lengths = self._acceptances.lengths
         remaining = lengths.remaining(generation) if has_missed else generation.output.remaining_count
         has_heads = expected_of_heads and generation.drafting.allows(DraftSource.HEADS)
-        heads_chances = expected_of_heads[:most] if has_heads else ()
+        heads_chances = expected_of_heads[: min(most, MAX_GUESSED)] if has_heads else ()
         return Outlook(generation, guesses, guess_chances, drawn, remaining, heads_chances)
 
 
