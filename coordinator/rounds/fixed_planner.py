@@ -63,4 +63,4 @@ class FixedPlanner:
         for model, own in models.items():
             if may_ask(one, model) and (tokens := own.tokens(one, most)) > least:
                 best, least = model, tokens
-        return "" if best and before and not one.drafting.asks_before(before) else best
+        return "" if best and before and not one.drafting.puts_first(DraftSource.DRAFT, before) else best

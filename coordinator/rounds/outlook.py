@@ -109,13 +109,8 @@ class Outlook:
         """Return the best of what needs neither a draft service nor the target's heads."""
         best = NO_OPTION
         for source, chances in self.guess_chances.items():
-            if source is DraftSource.HEADS:
-                continue
-            option = _option(source, chances, prices.drafted)
-            if option.count and self.is_ordered:
-                return option
-            if option.worth > best.worth:
-                best = option
+            if source is not DraftSource.HEADS:
+                best = self.better(_worthwhile_option(source, chances, prices.drafted), best)
         return best
 
     def at_hand(self, copies: Option, prices: Prices) -> Option:
@@ -126,28 +121,16 @@ class Outlook:
         chances = self.guess_chances.get(DraftSource.HEADS)
         if not chances:
             return copies
-        best = self._first_or_better(_option(DraftSource.HEADS, chances, prices.drafted), copies)
-        if not best.count:
-            # Verified, they show what verifying costs and what they are worth.
-            count, tokens = len(chances), sum(chances)
-            return Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
-        return best
+        best = self.better(_worthwhile_option(DraftSource.HEADS, chances, prices.drafted), copies)
+        # If nothing is worth it they are verified nevertheless, to show what verifying costs and what they are worth.
+        return best if best.count else _option(DraftSource.HEADS, chances, prices.drafted)
 
     def expected(self, copies: Option, prices: Prices) -> Option:
         """Return the better of the copies and of what the target's heads draft for the next round if asked."""
         if not self.heads_chances:
             return copies
-        heads = _option(DraftSource.HEADS, self.heads_chances, prices.drafted + prices.heads)
-        return self._first_or_better(heads, copies)
-
-    def _first_or_better(self, heads: Option, copies: Option) -> Option:
-        """Return the one that comes first in the request's order of sources or, if it has none, the better one."""
-        if self.is_ordered and heads.count:
-            order = self.generation.drafting.sources
-            is_first = copies.source is None or order.index(DraftSource.HEADS) < order.index(copies.source)
-        else:
-            is_first = heads.worth > copies.worth
-        return heads if is_first else copies
+        price = prices.drafted + prices.heads
+        return self.better(_worthwhile_option(DraftSource.HEADS, self.heads_chances, price), copies)
 
     def heads_use(self, asked: Option, ask: Option, copies: Option, prices: Prices) -> HeadsUse:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.
@@ -155,28 +138,29 @@ class Outlook:
         Copies are at hand in the next round only if all of them are right in this one. If not, draft services may be
         asked for `ask` then, as this round asks them for `asked`.
         """
-        expected = self.expected(copies, prices) if self.heads_chances else NO_OPTION
-        if not expected.count or (asked.count and self.prefers(asked, expected)):
+        if not self.heads_chances:
+            return NO_HEADS
+        expected = self.expected(copies, prices)
+        if expected.source is None or (asked.count and self.prefers(asked, expected)):
             return NO_HEADS
         if expected.source is DraftSource.HEADS:
             return HeadsUse(expected.count, expected.tokens, expected.worth - copies.worth)
-        chance = 1.0 - self.guess_chances[copies.source][copies.count - 1] if copies.source else 0.0
+        chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
         price = prices.drafted + prices.heads / chance if chance else inf
         count = _worthwhile(self.heads_chances, price)
-        tokens = sum(self.heads_chances[:count])
-        heads = Option(count, tokens, tokens - prices.drafted * count, DraftSource.HEADS)
+        heads = _option(DraftSource.HEADS, self.heads_chances[:count], prices.drafted)
         if self.prefers(ask, heads):
             return NO_HEADS
         # Made in any case, and verified by that chance.
-        return HeadsUse(count, chance * tokens, chance * heads.worth - prices.heads * count, chance)
+        return HeadsUse(count, chance * heads.tokens, chance * heads.worth - prices.heads * count, chance)
 
     def most_heads(self, copies: Option, prices: Prices, *, are_useful: bool = True) -> HeadsUse:
         """Return all that the target's heads can draft; if not `are_useful`, a draft service's drafts are used."""
         count = len(self.heads_chances)
         if not are_useful:
             return HeadsUse(count, 0.0, -prices.heads * count)
-        tokens = sum(self.heads_chances)
-        return HeadsUse(count, tokens, tokens - (prices.drafted + prices.heads) * count - copies.worth)
+        heads = _option(DraftSource.HEADS, self.heads_chances, prices.drafted + prices.heads)
+        return HeadsUse(count, heads.tokens, heads.worth - copies.worth)
 
     def asked(self, prices: Prices, most: int) -> Option:
         """Return the best of what draft services would give, of at most `most` tokens."""
@@ -214,15 +198,15 @@ class Outlook:
         """Return the rounds until its end if so many drafts are accepted in each."""
         return max(1.0, self.remaining_count / (1.0 + accepted))
 
-    def prefers(self, asked: Option, at_hand: Option) -> bool:
-        """Return whether a draft service should be asked though tokens are at hand, which may be none."""
-        if asked.count and at_hand.source and self.is_ordered:
-            return self.generation.drafting.asks_before(at_hand.source)
-        return asked.worth > at_hand.worth
+    def prefers(self, one: Option, other: Option) -> bool:
+        """Return whether to have the one and not the other: by the request's order of sources or, without it, worth."""
+        if one.source and other.source and self.is_ordered:
+            return self.generation.drafting.puts_first(one.source, other.source)
+        return one.worth > other.worth
 
-    def better(self, asked: Option, at_hand: Option) -> Option:
+    def better(self, one: Option, other: Option) -> Option:
         """Return what to have of the two."""
-        return asked if self.prefers(asked, at_hand) else at_hand
+        return one if self.prefers(one, other) else other
 
     @property
     def is_ordered(self) -> bool:
@@ -242,11 +226,15 @@ def _worthwhile(chances: Sequence[float], price: float, most: int | None = None)
 
 
 def _option(source: DraftSource, chances: Sequence[float], price: float) -> Option:
-    """Return the drafts of a source that are worth their price."""
-    if not (count := _worthwhile(chances, price)):
-        return NO_OPTION
-    tokens = sum(chances[:count])
+    """Return all these drafts of a source."""
+    count, tokens = len(chances), sum(chances)
     return Option(count, tokens, tokens - price * count, source)
+
+
+def _worthwhile_option(source: DraftSource, chances: Sequence[float], price: float) -> Option:
+    """Return those that are worth their price."""
+    count = _worthwhile(chances, price)
+    return _option(source, chances[:count], price) if count else NO_OPTION
 
 
 def _best(offers: Sequence[Option]) -> Option:

@@ -38,9 +38,9 @@ class DraftingOptions:
     def allows(self, source: DraftSource) -> bool:
         return source not in self.forbidden_sources and (not self.sources or source in self.sources)
 
-    def asks_before(self, source: DraftSource) -> bool:
-        """Return whether a draft service comes before another one of `sources`, in their order."""
-        return self.sources.index(DraftSource.DRAFT) < self.sources.index(source)
+    def puts_first(self, source: DraftSource, other: DraftSource) -> bool:
+        """Return whether one of `sources` comes before another one, in their order."""
+        return self.sources.index(source) < self.sources.index(other)
 
 
 @dataclass(slots=True)

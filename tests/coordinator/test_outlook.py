@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from coordinator.requests.guess import Guess
 from coordinator.rounds.outlook import NO_HEADS, Drawn, HeadsUse, Option, Outlook, Prices
-from paceline.types import DraftSource
+from paceline.types import DraftingOptions, DraftSource
 from tests.fakes.draft_worlds import group_of
 
 MOST = 6
@@ -80,3 +80,16 @@ def test_heads_draft_nothing_beside_a_copy_where_a_better_draft_service_is_asked
     copying.drawn = {"draft": drawn([0.9] * MOST, 0)}
     assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 4)) == NO_HEADS
     assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 0)).count == 2
+
+
+@pytest.mark.parametrize("sources", [(DraftSource.SUFFIX, DraftSource.HEADS), (DraftSource.HEADS, DraftSource.SUFFIX)])
+@pytest.mark.parametrize("chance", [0.99, 0.3])
+def test_in_an_order_of_sources_the_first_that_has_tokens_counts_and_not_the_better(
+    sources: tuple[DraftSource, ...], chance: float
+) -> None:
+    copying = with_guess(chance)
+    copying.generation.drafting = DraftingOptions(sources, in_order=True)
+    assert copying.expected(copying.copies(DEAR_HEADS), DEAR_HEADS).source is sources[0]
+    copying.generation.drafting = DraftingOptions(sources)
+    better = DraftSource.SUFFIX if chance > 0.7 else DraftSource.HEADS
+    assert copying.expected(copying.copies(DEAR_HEADS), DEAR_HEADS).source is better
