@@ -63,7 +63,10 @@ console = Console(highlight=False)
 
 DRAFTED = (300, 400, 500, 600, 700, 800, 900, 1000)
 MAX_LENGTH = 10_000
+HEADS_COUNT = 5
+"""Most tokens that the target's heads draft, where it has any."""
 
+DraftCount = Annotated[str, typer.Option(help="a number, or auto")]
 HeadsDraft = Annotated[bool, typer.Option(help="the target's heads draft in place of a draft service")]
 Read = Callable[[Sequence[GenerationRequest]], Awaitable[None]]
 """Sends requests, and reads their outputs."""
@@ -236,7 +239,7 @@ class Door(StrEnum):
 @app.command()
 def rounds(
     batch_size: int = 8,
-    draft_count: int = 5,
+    draft_count: DraftCount = "5",
     runs: int = 5,
     max_new_tokens: int = 1000,
     door: Door = Door.TEXT,
@@ -249,7 +252,7 @@ def rounds(
 
 
 async def _rounds(
-    batch_size: int, draft_count: int, runs: int, request: GenerationRequest, door: Door, heads: bool
+    batch_size: int, draft_count: str, runs: int, request: GenerationRequest, door: Door, heads: bool
 ) -> None:
     async with _coordinator(batch_size, draft_count, heads=heads) as service, Client(service.address) as client:
         process = coordinator_process()
@@ -261,11 +264,11 @@ async def _rounds(
 
 
 @asynccontextmanager
-async def _coordinator(batch_size: int, draft_count: int, *flags: str, heads: bool = False) -> AsyncIterator[Endpoint]:
+async def _coordinator(batch_size: int, draft_count: str, *flags: str, heads: bool = False) -> AsyncIterator[Endpoint]:
     """Run a coordinator over instant models."""
-    async with instant_models("--heads-count", str(draft_count if heads else 0)) as (draft, target):
+    async with instant_models("--heads-count", str(HEADS_COUNT if heads else 0)) as (draft, target):
         models = ["--draft", NO_DRAFT if heads else draft, "--target", target, "--log-level", "error"]
-        sizes = ["--batch-size", str(batch_size), "--draft-count", str(draft_count)]
+        sizes = ["--batch-size", str(batch_size), "--draft-count", draft_count]
         async with running_service("coordinator", [*models, *sizes, *flags]) as service:
             yield service
 
@@ -275,7 +278,7 @@ def host(
     processes: int = 1,
     connections: int = 4,
     batch_size: int = 64,
-    draft_count: int = 5,
+    draft_count: DraftCount = "5",
     runs: int = 5,
     max_new_tokens: int = 500,
     omit_text: bool = False,
@@ -290,7 +293,7 @@ async def _host(
     processes: int,
     connections: int,
     batch_size: int,
-    draft_count: int,
+    draft_count: str,
     runs: int,
     request: GenerationRequest,
     heads: bool,

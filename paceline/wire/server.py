@@ -28,6 +28,8 @@ _OPTIONS = [
 ]
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 """Milliseconds after which a vanished caller is noticed and its calls cancelled; gRPC's default is two hours."""
+LIVENESS_NAME = "liveness"
+"""Name under which health checks tell that the process answers, whether it can serve now or not."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ async def running_server(
     async with _health_server(host, options, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
         await running.set_serving(False)
+        await health_servicer.set(LIVENESS_NAME, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
         try:
             yield running

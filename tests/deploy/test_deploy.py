@@ -11,6 +11,7 @@ from paceline.gateway.access import LIVENESS_PATH, OPEN_PATHS
 from paceline.gateway.config import GatewaySettings
 from paceline.observe.spans.protocols import otlp_protocol
 from paceline.process.settings import ModelServiceSettings, ProcessSettings, ServiceSettings
+from paceline.wire.server import LIVENESS_NAME
 from tests.manifests import (
     GPU_OVERLAYS,
     KUBERNETES,
@@ -92,8 +93,9 @@ def test_probes_ask_the_health_port(overlay: str, component: str, monkeypatch: p
     told = settings(one, monkeypatch)
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         if isinstance(told, ServiceSettings):
-            # No service name: the overall health, which survives a renamed service.
-            assert one.container[probe]["grpc"] == {"port": told.health_port}
+            # Not a service's name: it survives a renamed service. Nor is one restarted for what it waits for.
+            asked_name = {"service": LIVENESS_NAME} if probe == "livenessProbe" else {}
+            assert one.container[probe]["grpc"] == {"port": told.health_port, **asked_name}
         else:
             asked = one.container[probe]["httpGet"]
             assert asked["port"] == "http" and asked["path"] in OPEN_PATHS

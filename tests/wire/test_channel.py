@@ -1,4 +1,4 @@
-"""Channels: how they find the way to a peer."""
+"""Channels and servers: how a peer is found, and what a server says of itself."""
 
 import re
 from importlib.util import find_spec
@@ -14,6 +14,7 @@ from paceline.errors import StartupError
 from paceline.wire import ServerOptions, open_channel, running_server
 from paceline.wire.ports import Listening, bound
 from paceline.wire.reopening import ReopeningChannel
+from paceline.wire.server import LIVENESS_NAME
 
 
 def test_grpc_knows_every_option_that_is_set() -> None:
@@ -58,6 +59,21 @@ async def test_a_server_listens_at_an_address_of_ipv6_however_it_is_written(host
                 stub: Any = health_pb2_grpc.HealthStub(channel)
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.mark.parametrize("can_serve", [True, False])
+async def test_a_server_is_alive_whether_it_can_serve_or_not(can_serve: bool) -> None:
+    """Kubernetes restarted coordinators without a target, and the requests that waited in them were lost."""
+    options, statuses = ServerOptions(health_port=0), {}
+    async with running_server("127.0.0.1", 0, [], lambda server: None, grace_s=0, options=options) as server:
+        await server.set_serving(can_serve)
+        assert server.health_address
+        async with open_channel(server.health_address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            for name in ("", LIVENESS_NAME):
+                statuses[name] = (await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)).status
+    known = health_pb2.HealthCheckResponse
+    assert statuses == {"": known.SERVING if can_serve else known.NOT_SERVING, LIVENESS_NAME: known.SERVING}
 
 
 class Opened:
