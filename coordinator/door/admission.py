@@ -149,9 +149,7 @@ class Admission:
         if received.token_ids:
             _resume(generation, received)
             for guesser in guessers.values():
-                guesser.guess(
-                    generation.token_ids, 1
-                )  # here, for it reads what was received: no round is to wait for it
+                guesser.read(generation.token_ids)  # here: no round is to wait for it
         return generation
 
     def _check_model(self, wanted: str) -> None:

@@ -53,6 +53,10 @@ class _OwnAndShared:
         self._shared = shared
         self._prompt_count = prompt_count
 
+    def read(self, context: TokenList) -> None:
+        # Not the shared texts, which rounds change meanwhile.
+        self._own.read(context)
+
     def guess(self, context: TokenList, most: int) -> Guess | None:
         own = self._own.guess(context, most)
         others = self._shared.guess(context, most)

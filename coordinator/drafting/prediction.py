@@ -34,6 +34,9 @@ class Prediction:
         """Latest tokens of the output that stand before the place."""
         self._certain_place = 0
 
+    def read(self, context: TokenList) -> None:
+        self._follow(context)
+
     def guess(self, context: TokenList, most: int) -> Guess | None:
         """Return at most `most` tokens that may follow prompt and output so far; None: the output does not agree.
 

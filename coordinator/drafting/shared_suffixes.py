@@ -1,7 +1,7 @@
 """Recent outputs of all generations: what followed the same tokens in any of them.
 
 What it guesses tells of other clients' outputs, so it is off unless an operator turns it on: SECURITY.md says what a
-client could learn. Knows nothing of clients, generations or prompts.
+client could learn. Knows nothing of clients, generations or prompts. Rounds alone may use it, in their one thread.
 """
 
 import ctypes

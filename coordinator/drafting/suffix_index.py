@@ -29,6 +29,9 @@ class SuffixIndex:
     def __del__(self) -> None:
         self._library.delete_suffixes(self._at)
 
+    def read(self, context: TokenList) -> None:
+        self.guess(context, 1)
+
     def guess(self, context: TokenList, most: int) -> Guess | None:
         """Return at most `most` tokens that may follow `context`, the text so far; None: its end is new."""
         added = array("i", context[self._guessed_at :])

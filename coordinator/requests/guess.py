@@ -19,6 +19,10 @@ class Guess:
 class Guesser(Protocol):
     """What one source knows of one generation."""
 
+    def read(self, context: TokenList) -> None:
+        """Take in `context`, which the first guess would do else. Any thread may call it, before the first guess."""
+        ...
+
     def guess(self, context: TokenList, most: int) -> Guess | None:
         """Return at most `most` tokens that may follow `context`, all committed tokens; None: nothing suggests any."""
         ...

@@ -39,9 +39,9 @@ class Acceptances:
             return self._heads.chances()[: len(guess.token_ids)]
         return self._calibration(source).chances(guess)
 
-    def of_models(self, models: Sequence[str]) -> dict[str, "ModelAcceptance"]:
-        """Return what is known of the draft services of these models now."""
-        return {model: ModelAcceptance(self._at(model)) for model in models}
+    def of_models(self, max_lengths: Mapping[str, int]) -> dict[str, "ModelAcceptance"]:
+        """Return what is known of draft services now, by model; they draft for generations of so many tokens."""
+        return {model: ModelAcceptance(self._at(model), max_length) for model, max_length in max_lengths.items()}
 
     def expected_of_heads(self) -> Sequence[float]:
         """Return the same for drafts that the target's heads would be asked for."""
@@ -102,9 +102,11 @@ class Acceptances:
 
 
 class ModelAcceptance:
-    """The acceptance of a draft service's model, as it is when a round is planned."""
+    """What is known of a draft service's model when a round is planned."""
 
-    def __init__(self, places: PlaceAcceptance) -> None:
+    def __init__(self, places: PlaceAcceptance, max_length: int) -> None:
+        self.max_length = max_length
+        """Most tokens of a generation that its services draft for."""
         self._places = places
         self._usual = places.rate
         self._known: dict[int, tuple[list[float], list[float]]] = {}

@@ -72,8 +72,8 @@ class AutoPlanner:
     def lane_count(self) -> int:
         return self._lanes.count
 
-    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
-        outlooks = self._outlooks.of(group, draft_models)
+    def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
+        outlooks = self._outlooks.of(group, max_lengths)
         self._largest = max(self._largest, _size_class(len(group)))
         if not self._search(len(group)).rounds_left:
             self._decide(outlooks)
@@ -200,7 +200,7 @@ class _Search:
             for outlook, ask, own in zip(outlooks, asks, at_hand, strict=True)
         ]
         if not any(ask.count for ask in chosen):
-            return chosen if self._count == self._best else with_trial(chosen, asks)
+            return chosen if self._count == self._best else with_trial(chosen, asks, outlooks, at_hand)
         if self._count == self._best and self._is_better_without_call(outlooks, chosen, at_hand):
             return [NO_OPTION] * len(outlooks)
         return chosen

@@ -52,10 +52,11 @@ class CostCounts:
         is_empty = not report.rows and not report.prompt_token_count
         if is_empty or report.draft_error or report.prepared_count:
             return  # its hops say nothing of what its rows cost
-        for model, call in report.draft_calls.items():
+        for model, hop in report.draft_times.items():
+            call = report.draft_calls[model]
             bits = call.caught_up_count.bit_length()
             size = _Size(model, round_count_at_once, call.row_count, call.step_count, bits)
-            self._add_call(size, report.propose, call.token_count, call.caught_up_count)
+            self._add_call(size, hop, call.token_count, call.caught_up_count)
         most = max((row.drafted_count for row in report.rows), default=0)
         drafted_count = sum(row.drafted_count for row in report.rows)
         prompt_count = report.prompt_token_count

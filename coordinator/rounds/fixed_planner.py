@@ -7,7 +7,7 @@ from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
 from coordinator.rounds.acceptances import Acceptances, ModelAcceptance
 from coordinator.rounds.round_report import RoundReport
-from coordinator.rounds.sources import guesses_of, may_ask
+from coordinator.rounds.sources import guesses_of, most_asked
 from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource
 
@@ -22,8 +22,8 @@ class FixedPlanner:
         self._heads_count = min(count, heads_count)
         self._acceptances = Acceptances(count, heads_count)
 
-    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
-        models = self._acceptances.of_models(draft_models)
+    def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
+        models = self._acceptances.of_models(max_lengths)
         return {one: self._wish(one, models) for one in group}
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
@@ -59,8 +59,9 @@ class FixedPlanner:
     ) -> str:
         """Return the model of the draft service to ask; empty where none promises more than what is at hand."""
         before = source if one.drafting.in_order else None
-        most, best, least = min(self._count, one.max_draft_count), "", 0.0 if before else worth
+        best, least = "", 0.0 if before else worth
         for model, own in models.items():
-            if may_ask(one, model) and (tokens := own.tokens(one, most)) > least:
+            most = min(self._count, most_asked(one, model, own.max_length))
+            if most and (tokens := own.tokens(one, most)) > least:
                 best, least = model, tokens
         return "" if best and before and not one.drafting.puts_first(DraftSource.DRAFT, before) else best

@@ -28,9 +28,9 @@ class GuardedPlanner:
     def lane_count(self) -> int:
         return self._planner.lane_count
 
-    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
+    def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
         try:
-            return self._planner.plan(group, draft_models)
+            return self._planner.plan(group, max_lengths)
         except Exception as error:
             self.failed("a round has no drafts, because planning them failed unexpectedly", error)
             return {one: Wish() for one in group}

@@ -208,6 +208,10 @@ class Outlook:
         """Return what to have of the two."""
         return one if self.prefers(one, other) else other
 
+    def may_try(self, own: Option) -> bool:
+        """Return whether a trial may ask a draft service in place of `own`: never against the request's order."""
+        return not (own.source and self.is_ordered)
+
     @property
     def is_ordered(self) -> bool:
         """Whether the request's order of sources counts, and not what they are worth."""

@@ -9,7 +9,7 @@ from coordinator.requests.generation import Generation
 from coordinator.rounds.acceptances import Acceptances, ModelAcceptance
 from coordinator.rounds.outlook import Drawn, Outlook
 from coordinator.rounds.round_report import NEW_TO_DRAFT, RoundReport
-from coordinator.rounds.sources import guesses_of, may_ask
+from coordinator.rounds.sources import guesses_of, most_asked
 from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource
 
@@ -22,9 +22,9 @@ class Outlooks:
         """`max_drawn` is the most tokens to ask a draft service for, `heads_count` the target's heads."""
         self._acceptances = Acceptances(max_drawn, heads_count)
 
-    def of(self, group: Sequence[Generation], draft_models: Sequence[str]) -> list[Outlook]:
-        """Return what each generation of the group can have. Draft services of `draft_models` can be asked now."""
-        models, of_heads = self._acceptances.of_models(draft_models), self._acceptances.expected_of_heads()
+    def of(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> list[Outlook]:
+        """Return what each generation of the group can have. `max_lengths` are those of the draft services."""
+        models, of_heads = self._acceptances.of_models(max_lengths), self._acceptances.expected_of_heads()
         return [self._of(one, models, of_heads) for one in group]
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport) -> None:
@@ -38,10 +38,10 @@ class Outlooks:
         drawn: dict[str, Drawn] = {}
         has_missed = False
         for model, acceptance in models.items() if most else ():
-            if may_ask(generation, model):
+            if most_drawn := most_asked(generation, model, acceptance.max_length):
                 missed_count = _missed(generation, model)
                 has_missed = has_missed or missed_count > 0
-                drawn[model] = Drawn(*acceptance.of(generation, most), missed_count)
+                drawn[model] = Drawn(*acceptance.of(generation, most_drawn), missed_count)
         # Only what a draft service has missed is weighed against what is still to come.
         lengths = self._acceptances.lengths
         remaining = lengths.remaining(generation) if has_missed else generation.output.remaining_count

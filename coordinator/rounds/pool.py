@@ -54,9 +54,9 @@ class GenerationPool:
 
     @property
     def free_count(self) -> int:
-        """Generations that may be taken in: none while some wait here, at most one while the cache is scarce."""
+        """Generations that may be taken in: none while some wait here, one beside others while the cache is scarce."""
         free = 0 if self._waiting else self._capacity - len(self._live)
-        return min(free, 1) if self._room.is_scarce else free
+        return min(free, 1) if self._room.is_scarce and self._live else free
 
     @property
     def unread_count(self) -> int:

@@ -112,7 +112,7 @@ class Promises:
         options = self._options(view, count_or_last)
         work = self._work_of(options)
         if count != self._best and not work.draft_calls:
-            options = with_trial(options, view.asked[count_or_last])
+            options = with_trial(options, view.asked[count_or_last], self._outlooks, options)
             work = self._work_of(options)
         tokens = len(options) + sum([one.tokens for one in options])
         time = missed_time = 0.0
@@ -143,12 +143,15 @@ def prices_of(costs: RoundCosts, goodput: float, bend_count: float) -> Prices:
     )
 
 
-def with_trial(options: Sequence[Option], asked: Sequence[Option]) -> Sequence[Option]:
-    """Return options of which one asks, where any can: a trial must ask for something.
+def with_trial(
+    options: Sequence[Option], asked: Sequence[Option], outlooks: Sequence[Outlook], at_hand: Sequence[Option]
+) -> Sequence[Option]:
+    """Return options of which one asks, where any may: a trial must ask for something.
 
-    The row that costs least to ask for tells as much as any.
+    The row that costs least to ask for tells as much as any. `at_hand` is what each has in place of it.
     """
-    able = [place for place, ask in enumerate(asked) if ask.count]
+    rows = enumerate(zip(asked, outlooks, at_hand, strict=True))
+    able = [place for place, (ask, outlook, own) in rows if ask.count and outlook.may_try(own)]
     if not able:
         return options
     place = max(able, key=lambda one: asked[one].worth)

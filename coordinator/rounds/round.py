@@ -26,6 +26,7 @@ from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.round_verdicts import Seen, Taken, take_verdicts
 from coordinator.rounds.wishes import Wish
 from paceline.checks import DECODED_TOKENS
+from paceline.errors import PacelineError
 from paceline.types import CallTiming, HopTime, VerifyRow
 
 
@@ -64,9 +65,9 @@ async def run_round(
 
     Raise the verify call's error; then no tokens were committed.
     """
-    started = clock()
+    started, group = clock(), list(wishes)
     wishes, shares, taken_in = _taking_part(wishes, limits)
-    group = list(wishes)
+    # A call may last as long as any of the group has time, those that wait too: the scheduler asks whether it had.
     deadline = Deadline(time_left_s(group, started), draft_worth_s)
     asked = await ask_drafts(wishes, taken_in, drafters, deadline, clock)
     drafts = drafts_of(wishes, taken_in, asked, limits.vocabulary_size)
@@ -124,6 +125,7 @@ def _report(
         timing.worked_s,
         taken.further,
         taken.pass_count,
+        {model: one.time for model, one in asked.items() if not isinstance(one.result, PacelineError)},
     )
 
 

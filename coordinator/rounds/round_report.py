@@ -93,6 +93,8 @@ class RoundReport:
     """Reports of the rows of each further round, which the target ran by itself in the same call."""
     pass_count: int = 1
     """Rounds that the target ran in the call, those after the ends of outputs too: its time is that of all."""
+    draft_times: Mapping[str, HopTime] = field(default_factory=dict)
+    """Times of the calls for drafts that did not fail, by model. They ran side by side."""
 
     @property
     def further_s(self) -> float:

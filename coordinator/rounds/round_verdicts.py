@@ -77,7 +77,7 @@ def take_verdicts(
     drafts: Mapping[Generation, Draft], rows: Sequence[VerifyRow], verdicts: Verdicts, seen: Seen
 ) -> Taken:
     """Apply each row's verdict to its generation."""
-    taken = Taken()
+    taken, further_seen = Taken(), _further_seen(verdicts, seen)
     for (generation, draft), row, result in zip(drafts.items(), rows, verdicts.results, strict=True):
         verdict = _scored(generation, row, result) if row.scores_tokens else result
         if isinstance(verdict, Verdict):
@@ -87,8 +87,7 @@ def take_verdicts(
             length = row.base_length + len(row.token_ids)
             taken.reports.append(_commit(generation, length, row.propose_count, draft, verdict, seen))
             if verdict.further:
-                taken.pass_count = max(taken.pass_count, 1 + len(verdict.further))
-                _take_further(generation, row, verdict, seen, taken)
+                _take_further(generation, row, verdict, further_seen, taken)
         elif isinstance(verdict, Prefilled):
             generation.take_in(row.base_length, verdict.reused_count, verdict.cached_length)
             generation.target_taken_count = verdict.cached_length - row.base_length
@@ -102,12 +101,21 @@ def take_verdicts(
             generation.forget_target()  # the next round sends the whole sequence
         else:
             taken.failed[generation] = verdict
+    taken.pass_count += len(further_seen)
     return taken
 
 
-def _take_further(generation: Generation, row: VerifyRow, verdict: Verdict, seen: Seen, taken: Taken) -> None:
+def _further_seen(verdicts: Verdicts, seen: Seen) -> list[Seen]:
+    """Return what is known of each further round: its group are the rows that went on so far."""
+    counts = [len(one.further) for one in verdicts.results if isinstance(one, Verdict)]
+    sizes = (sum(count > place for count in counts) for place in range(max(counts, default=0)))
+    return [replace(seen, group_size=size, is_further=True) for size in sizes]
+
+
+def _take_further(
+    generation: Generation, row: VerifyRow, verdict: Verdict, further_seen: Sequence[Seen], taken: Taken
+) -> None:
     """Apply the verdicts of rounds that the target ran by itself after one, up to the end of the output."""
-    seen = replace(seen, is_further=True)
     for place, (before, one) in enumerate(pairwise((verdict, *verdict.further))):
         if generation.ended:
             return
@@ -117,7 +125,7 @@ def _take_further(generation: Generation, row: VerifyRow, verdict: Verdict, seen
         length = len(generation.token_ids)
         generation.take_in(length - 1, 0, one.cached_length)
         draft = Draft(before.draft_token_ids, DraftSource.HEADS) if before.draft_token_ids else NO_DRAFT
-        taken.further[place].append(_commit(generation, length, row.propose_count, draft, one, seen))
+        taken.further[place].append(_commit(generation, length, row.propose_count, draft, one, further_seen[place]))
 
 
 def _scored(

@@ -186,7 +186,7 @@ class Scheduler:
         costs, began_s = self.statistics.costs, self._clock()
         with costs.in_flight() as in_flight_count:
             drafters = self._drafters.usable
-            wishes = groups.planner.plan(group, list(drafters))
+            wishes = groups.planner.plan(group, {model: one.max_length for model, one in drafters.items()})
             is_alone = self._lane_count(groups) == 1
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(

@@ -1,4 +1,4 @@
-"""What a generation's sources have for it in a round, and which draft services it may ask."""
+"""What a generation's sources have for it in a round, and how much it may ask of draft services."""
 
 from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
@@ -35,8 +35,13 @@ def _of_heads(generation: Generation, most: int) -> Guess | None:
     return Guess(token_ids, 0, (1.0,) * len(token_ids)) if token_ids else None
 
 
-def may_ask(generation: Generation, model: str) -> bool:
-    """Return whether a draft service of this model may be asked for the generation."""
+def most_asked(generation: Generation, model: str, max_length: int) -> int:
+    """Return the most tokens that draft services of this model may be asked for; 0: they may not.
+
+    They draft for generations of at most `max_length` tokens.
+    """
     drafting = generation.drafting
     named = not drafting.draft_model or drafting.draft_model == model
-    return named and drafting.allows(DraftSource.DRAFT) and model not in generation.refused_draft_models
+    if not named or not drafting.allows(DraftSource.DRAFT) or model in generation.refused_draft_models:
+        return 0
+    return max(0, min(generation.max_draft_count, max_length + 1 - len(generation.token_ids)))

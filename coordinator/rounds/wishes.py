@@ -45,8 +45,11 @@ class DraftPlanner(Protocol):
         """Lanes that are to run now."""
         ...
 
-    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
-        """Return a wish for each generation of the group, in its order. Models in `draft_models` can be asked now."""
+    def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
+        """Return a wish for each generation of the group, in its order.
+
+        `max_lengths` has the models that can be asked now, with the most tokens of a generation that they draft for.
+        """
         ...
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NoReturn
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers
@@ -10,7 +11,8 @@ from coordinator.door.admission import Admission
 from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
 from coordinator.drafting.guessers import Guessers
-from coordinator.requests.committed_tokens import CommittedTokens
+from coordinator.drafting.shared_suffixes import SharedSuffixes
+from coordinator.requests.committed_tokens import CommittedTokens, TokenList
 from coordinator.requests.generation import Generation
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.text import TextCodec
@@ -238,6 +240,19 @@ def test_all_outputs_of_a_request_share_its_prediction_from_the_beginning_and_cu
     first, second = admission().admit(request).generations
     assert predicted_of(first) == (8, 9, 10, 11)[first.output.count :]
     assert predicted_of(second) == (8, 9, 10, 11)
+
+
+def test_what_was_received_is_read_without_a_look_at_what_outputs_share() -> None:
+    """Admission's threads looked into texts that rounds dropped meanwhile."""
+    library = built_suffixes()
+
+    class OfRoundsAlone(SharedSuffixes):
+        def guess(self, context: TokenList, most: int) -> NoReturn:
+            raise AssertionError("another thread may change them now")
+
+    guessers = Guessers(library, OfRoundsAlone(library, 80))
+    taken = Admission(SERVED, default_max_new_tokens=40, guessers=guessers).admit(resumed(ReceivedOutput(0, (7, 8))))
+    assert [one.output.count for one in taken.generations] == [2, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ def row(drafted: int, accepted: int, generation: Generation | None = None) -> Ro
 def report(rows: list[RowReport], error: PeerUnavailable | None = None, prompt: int = 0) -> RoundReport:
     calls = {MODEL: DraftCall(len(rows), 4, 4 * len(rows), 0)}
     hops = HopTime(0.001, 0.0, 0.002), HopTime(0.001, 0.5, 0.004)
-    return RoundReport(rows, 0.51, *hops, error, None, prompt_token_count=prompt, draft_calls=calls)
+    times = {} if error else {MODEL: hops[0]}
+    return RoundReport(rows, 0.51, *hops, error, None, prompt_token_count=prompt, draft_calls=calls, draft_times=times)
 
 
 def test_calls_of_one_size_are_summed_without_their_waiting() -> None:
@@ -51,6 +52,16 @@ def test_a_round_without_its_drafts_says_nothing() -> None:
     costs = CostCounts()
     costs.add(report([row(0, 0)], PeerUnavailable("gone")), 1, 0.5)
     assert costs.snapshot() == MeasuredCosts()
+
+
+def test_each_model_of_several_has_the_time_of_its_own_call_and_one_that_failed_has_none() -> None:
+    """All had the time of the slowest, which was that of a call that failed after seconds."""
+    quick, slow = HopTime(0.001, 0.0, 0.002), HopTime(0.001, 0.0, 0.012)
+    calls = dict.fromkeys(("quick", "slow", "lost"), DraftCall(1, 4, 4, 0))
+    costs, times = CostCounts(), {"quick": quick, "slow": slow}
+    costs.add(replace(report([row(4, 4)]), propose=HopTime(3.0), draft_calls=calls, draft_times=times), 1, 3.1)
+    told = {one.draft_model: one.executed_s for one in costs.snapshot().calls if one.draft_model}
+    assert told == {"quick": 0.002, "slow": 0.012}
 
 
 def test_a_draft_after_a_wrong_one_was_not_compared() -> None:

@@ -1,4 +1,4 @@
-"""A fixed draft count: who drafts for a generation, and for how many tokens it is asked."""
+"""Who drafts for a generation, and for how many tokens: of a fixed draft count, and what both planners keep to."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,11 +17,14 @@ from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftingOptions, DraftSource, HopTime, Usage
+from tests.fakes.draft_worlds import MAX_LENGTHS, World, simulate
 
 COUNT = 3
 SURE, WEAK = 20, 0
 """Tokens that match: after many a guess is worth more than a draft service, and after none less."""
 ASKED = Wish(COUNT, "small")
+MAX_LENGTH = 100
+"""Most tokens of a generation that draft services take."""
 ANY_SOURCE = DraftingOptions()
 
 
@@ -30,6 +33,9 @@ class Says:
 
     def __init__(self, match_length: int) -> None:
         self._match_length = match_length
+
+    def read(self, context: TokenList) -> None:
+        pass
 
     def guess(self, context: TokenList, most: int) -> Guess:
         token_ids = (7, 8, 9, 10, 11)[:most]
@@ -47,7 +53,7 @@ def generation(match_length: int | None = None, drafting: DraftingOptions = ANY_
 
 def wish_of(one: Generation, *models: str, planner: FixedPlanner | None = None) -> Wish:
     """Return what a planner wishes, without what it learns from."""
-    return replace((planner or FixedPlanner(COUNT)).plan([one], models)[one], guesses={})
+    return replace((planner or FixedPlanner(COUNT)).plan([one], dict.fromkeys(models, MAX_LENGTH))[one], guesses={})
 
 
 @pytest.mark.parametrize(
@@ -81,13 +87,25 @@ def test_heads_have_the_place_that_an_order_of_sources_gives_them(planner: Draft
     for order in ((DraftSource.HEADS, DraftSource.SUFFIX), (DraftSource.SUFFIX, DraftSource.HEADS)):
         one = generation(SURE, DraftingOptions(order, in_order=True))
         one.heads_draft = HeadsDraft(2, (4, 5, 6), COUNT)
-        assert planner.plan([one], ())[one].source is order[0]
+        assert planner.plan([one], {})[one].source is order[0]
 
 
 def test_a_draft_service_that_may_not_draft_is_not_asked() -> None:
     forbidden = DraftingOptions(forbidden_sources=(DraftSource.DRAFT,))
     assert wish_of(generation(drafting=forbidden), "small") == Wish()
     assert wish_of(generation(drafting=DraftingOptions(draft_model="large")), "small", "large") == Wish(COUNT, "large")
+
+
+def test_a_trial_of_auto_keeps_to_an_order_of_sources() -> None:
+    """One row in each round of a trial was drafted for by the service that its request names last."""
+    planner = AutoPlanner(1)
+    simulate([World(0.8, 0.0008, 0.0009, 0.006, 0.0003)] * 200, planner, seed=1)
+    one = generation(SURE, DraftingOptions((DraftSource.SUFFIX, DraftSource.DRAFT), in_order=True))
+    for _ in range(3000):
+        wishes = planner.plan([one], MAX_LENGTHS)
+        assert wishes[one].asked_count == 0
+        rows = [RowReport(1, 1, 2, DraftSource.SUFFIX, "", one, (7, 8))]
+        planner.observe(wishes, RoundReport(rows, 0.008, HopTime(), HopTime(), None, None), 0.008)
 
 
 def test_of_several_models_the_one_is_asked_whose_drafts_were_right() -> None:
@@ -116,7 +134,7 @@ def test_a_round_learns_from_few_guesses_and_in_turns_from_those_of_all_rows(
     noting = Noting()
     monkeypatch.setattr(acceptances, "Calibration", lambda: noting)
     planner, rows = FixedPlanner(COUNT), [generation(SURE) for _ in range(row_count)]
-    wishes = planner.plan(rows, ())
+    wishes = planner.plan(rows, {})
     reports = [RowReport(COUNT, COUNT, COUNT + 1, DraftSource.SUFFIX, "", one) for one in rows]
     for _ in range(turns):
         before = len(noting.guesses)

@@ -101,6 +101,21 @@ async def test_outputs_are_the_targets_own_in_fewer_calls(
     assert sum(count * size for size, count in statistics.round_counts_by_group_size) == round_count
 
 
+async def test_a_further_round_is_told_with_the_rows_that_took_part_in_it() -> None:
+    """It was told with those of the round before."""
+    rows = [generation_of((*PROMPT, number), name=str(number)) for number in range(3)]
+    for one in rows:
+        one.request.tells_rounds = True
+    wishes = dict.fromkeys(rows[:2], DRAFTED_BY_HEADS) | {rows[2]: Wish()}
+    await run_round(wishes, {}, WithHeads(), LIMITS, further=FurtherCounts(1))
+    told = []
+    for one, round_count in zip(rows, (2, 2, 1), strict=True):
+        pieces = one.request.stream.pieces()
+        rounds = [(await anext(pieces)).round for _ in range(round_count)]
+        told.append([round_.group_size for round_ in rounds if round_])
+    assert told == [[3, 2], [3, 2], [3]]
+
+
 async def test_a_further_round_is_told_without_time_of_its_own() -> None:
     verifier = WithHeads()
     one = generation_of()
@@ -397,6 +412,9 @@ class Noting:
 
     def __init__(self) -> None:
         self.ended_count = 0
+
+    def read(self, context: TokenList) -> None:
+        pass
 
     def guess(self, context: TokenList, most: int) -> Guess:
         raise AssertionError("nobody asks")

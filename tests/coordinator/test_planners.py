@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from coordinator.requests.acceptance import PRIOR_WEIGHT, ROUND_MEMORY, Acceptance, PlaceAcceptance
 from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.rounds.auto_planner import FIRST_COUNTS, WINDOW, AutoPlanner
+from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
-from coordinator.rounds.wishes import Wish
+from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftSource, HopTime
 from tests.fakes.draft_worlds import (
     COUNTS,
+    MAX_LENGTHS,
     MODEL,
     RIGHT,
     SETTLED_ROUNDS,
@@ -326,8 +328,8 @@ class Exploring(AutoPlanner):
         self._rng = random.Random(seed)
         self.explores = True
 
-    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
-        wishes = super().plan(group, draft_models)
+    def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
+        wishes = super().plan(group, max_lengths)
         for wish in wishes.values() if self.explores else ():
             wish.asked_count, wish.draft_model = self._rng.choice([0, 4, 8]), MODEL
             wish.propose_count = self._rng.choice([0, self._heads_count])
@@ -345,25 +347,36 @@ def test_no_draft_is_asked_where_what_is_at_hand_promises_more_in_the_time(seed:
     simulate([world] * 400, planner, seed)
     planner.explores = False
     generation.heads_draft = None
-    without = [planner.plan([generation], [MODEL])[generation].asked_count for _ in range(3 * WINDOW)]
+    without = [planner.plan([generation], MAX_LENGTHS)[generation].asked_count for _ in range(3 * WINDOW)]
     generation.heads_draft = HeadsDraft(len(generation.token_ids), (RIGHT,) * 3, asked_count=3)
-    beside = [planner.plan([generation], [MODEL])[generation] for _ in range(3 * WINDOW)]
+    beside = [planner.plan([generation], MAX_LENGTHS)[generation] for _ in range(3 * WINDOW)]
     assert sum(count > 0 for count in without) > 2 * WINDOW
     assert sum(wish.asked_count > 0 for wish in beside) < WINDOW  # a trial of another count may be due
     assert all(len(wish.token_ids) == 3 for wish in beside)
 
 
+@pytest.mark.parametrize("planner", [FixedPlanner(4, 3), AutoPlanner(1, 3)], ids=["fixed", "auto"])
+def test_heads_draft_for_generations_that_are_too_long_for_a_better_draft_service(planner: DraftPlanner) -> None:
+    """`auto` counted on drafts that never came, and asked the target's heads for none."""
+    group = group_of(2)
+    simulate([replace(HEADS, group_size=2, acceptance=0.95, heads_acceptance=0.7)] * 400, planner, 1)
+    able, too_long = ([planner.plan(group, {MODEL: length}) for _ in range(3 * WINDOW)] for length in (1000, 1))
+    assert any(wish.asked_count for wishes in able for wish in wishes.values())
+    assert not any(wish.asked_count for wishes in too_long for wish in wishes.values())
+    assert all(any(wish.propose_count for wish in wishes.values()) for wishes in too_long[2 * WINDOW :])
+
+
 def test_a_draft_that_is_away_is_not_waited_for() -> None:
     planner, group = AutoPlanner(1), group_of(2)
     for _ in range(1000):
-        assert not any(wish.asked_count for wish in planner.plan(group, []).values())
+        assert not any(wish.asked_count for wish in planner.plan(group, {}).values())
 
 
 def test_no_sequence_has_more_drafts_than_its_client_wants() -> None:
     planner, group = AutoPlanner(1), group_of(2)
     group[0].max_draft_count = 1
     for _ in range(100):
-        wishes = planner.plan(group, [MODEL])
+        wishes = planner.plan(group, MAX_LENGTHS)
         counts = [wish.asked_count for wish in wishes.values()]
         assert counts[0] <= 1
         rows = [

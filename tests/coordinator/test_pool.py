@@ -38,6 +38,20 @@ def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> Non
     assert second.ready_since_s == 20
 
 
+def test_a_scarce_cache_takes_in_one_at_a_time_beside_others_and_any_number_where_there_are_none() -> None:
+    """After one shortage an idle target counted as one place for ever, so that requests of several were refused."""
+    pool = GenerationPool(8)
+    first, *_ = generations(1)
+    pool.adopt([first])
+    pool.claim([first])
+    pool.ran_short(0)
+    pool.settle([first])
+    assert pool.free_count == 1
+    first.ended = True
+    pool.retire([first])
+    assert pool.free_count == 8
+
+
 def test_time_in_the_queue_is_told_until_the_next_round_is_over() -> None:
     now_s = [10.0]
     pool = GenerationPool(2, clock=lambda: now_s[0])

@@ -13,6 +13,7 @@ from coordinator.door.admission import Admission
 from coordinator.protocols import Deadline
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.guarded_planner import GuardedPlanner
+from coordinator.rounds.prompt_shares import CHUNKS_BROUGHT
 from coordinator.rounds.residency import Residency
 from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
@@ -152,6 +153,30 @@ async def test_a_call_that_ends_with_its_requests_deadline_fails_them_and_says_n
     # An alert says of those that fail that calls to the target do.
     assert value(registry, "rounds_failed_total") == 0
     assert value(registry, "group_size_count") == len(verifier.calls)
+
+
+async def test_a_call_lasts_no_shorter_because_some_of_its_group_wait_for_their_turn() -> None:
+    """The call ended with the time of those in it. The last, which waited, had time: so the target was given up."""
+    clock, row_counts = Clock(), list[int]()
+
+    class Slow(FakeVerifier):
+        async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+            row_counts.append(len(rows))
+            if len(rows) == CHUNKS_BROUGHT and timeout_s is not None:
+                clock.advance(timeout_s)
+                raise CallTimedOut("deadline exceeded")
+            return await super().verify(rows, timeout_s)
+
+    prompts = [tuple(range(5 + number, 45)) for number in range(CHUNKS_BROUGHT + 1)]
+    async with scheduling(FakeDrafter(1.0), Slow(), clocks=Clocks(clock), batch_size=8) as (admission, scheduler):
+        requests = [admission.admit(GenerationRequest(TokenIds(prompt), 2)) for prompt in prompts]
+        for request in requests:
+            request.deadline_s = None if request is requests[1] else clock() + 10
+            submit(scheduler, request)
+        async with asyncio.timeout(10):
+            outputs = await asyncio.gather(*map(collect, requests))
+    assert [output for output, _ in outputs] == [continuation(prompt, 2) for prompt in prompts]
+    assert CHUNKS_BROUGHT in row_counts
 
 
 async def test_a_call_for_drafts_that_its_requests_deadline_cut_short_is_no_failure_of_the_draft() -> None:

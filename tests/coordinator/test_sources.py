@@ -22,6 +22,9 @@ class Saying:
     def __init__(self, say: Callable[[TokenList, int], list[int]]) -> None:
         self._say = say
 
+    def read(self, context: TokenList) -> None:
+        pass
+
     def guess(self, context: TokenList, most: int) -> Guess | None:
         token_ids = tuple(self._say(context, most))
         return Guess(token_ids, 9, (1.0,) * len(token_ids)) if token_ids else None

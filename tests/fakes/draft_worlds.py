@@ -33,6 +33,8 @@ GOLDEN_RATIO = 0.618034
 """Multiples of it fill the unit interval evenly."""
 OUTPUT_TOKENS = 100
 MODEL = "draft"
+MAX_LENGTHS = {MODEL: 100_000}
+"""The draft services of a world draft for generations of any length that it has."""
 RIGHT, WRONG = 1, 0
 """Every text is of one token."""
 LONGEST_SEQUENCE = 150
@@ -139,7 +141,7 @@ class ConstantPlanner:
         self.lane_count = lanes
         self._wish = Wish(count, MODEL)
 
-    def plan(self, group: Sequence[Generation], draft_models: Sequence[str]) -> dict[Generation, Wish]:
+    def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
         return dict.fromkeys(group, self._wish)
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
@@ -298,7 +300,7 @@ class _Simulation:
         lane.propose, lane.caught_up_count = HopTime(), 0
         for one in lane.group:
             _note_missed(one, lane.missed.get(one, 0) + OUTPUT_TOKENS * (one in lane.unseen))
-        lane.wishes = self._planner.plan(lane.group, [MODEL])
+        lane.wishes = self._planner.plan(lane.group, MAX_LENGTHS)
         lane.counts = [wish.asked_count for wish in lane.wishes.values()]
         lane.drafted = [wish.asked_count or len(wish.token_ids) for wish in lane.wishes.values()]
         work_s = self._catch_up_s(lane)
