@@ -20,6 +20,7 @@ from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
 from paceline.scope import EQUAL, Caller, RowT, Weights
 from paceline.security.access import caller_of
+from paceline.tasks import outlasting
 from paceline.types import CallTiming
 from paceline.wire import Exchanges
 
@@ -50,6 +51,7 @@ class ModelServicer:
         self._exchanges = answering.exchanges
         self._max_rows = answering.max_rows
         self._weights = answering.weights
+        self._releases: set[asyncio.Task[int]] = set()
 
     def _answers(
         self,
@@ -85,8 +87,10 @@ class ModelServicer:
         return rollbacks_to_pb(lengths, results)
 
     async def _release(self, request: Any, context: Context) -> int:
+        """Free sequences, also for a caller that waits no longer: it would ask again for what a long pass holds up."""
         caller = caller_of(context, self._weights)
-        return await self._worker.run_for(caller, self._runner.release, list(request.sequence_ids), caller.scope)
+        work = self._worker.run_for(caller, self._runner.release, list(request.sequence_ids), caller.scope)
+        return await outlasting(work, self._releases)
 
     def _description(self) -> dict[str, Any]:
         described = replace(self._runner.describe(), max_rows=self._max_rows)

@@ -218,6 +218,30 @@ async def test_release_frees_what_is_known_and_is_safe_to_repeat(draft: ModelSer
     assert (model.cache.sequence_count, model.cache.used_bytes) == (0, 0)
 
 
+def health_stub(server: ModelServer) -> Any:  # the published stubs declare no methods
+    return health_pb2_grpc.HealthStub(server.channel)
+
+
+async def test_a_release_is_carried_out_though_its_caller_waits_no_longer(target: ModelServer) -> None:
+    """Callers wait five seconds; of a target whose passes take longer nothing was ever freed."""
+    await verify(target, VerifyRow("a", 0, PROMPT, ()))
+    finish = threading.Event()
+    busy = asyncio.ensure_future(target.worker.run(finish.wait))
+    request, stub = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=["a"]), health_stub(target)
+    asked = TargetServiceStub(target.channel).ReleaseTargetSequences(request)
+    try:
+        while target.worker.call_count < 2:
+            await asyncio.sleep(0.01)
+        asked.cancel()
+        for _ in range(3):  # by the same connection, so the service knows of the end then
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+    finally:
+        finish.set()
+    await busy
+    while target.runner.describe().cache.sequence_count:
+        await asyncio.sleep(0.01)
+
+
 async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:
     with pytest.raises(TokenizerNotFound), translated_errors():
         call = TargetServiceStub(target.channel).DownloadTokenizer(target_service_pb2.DownloadTokenizerRequest())
@@ -226,7 +250,7 @@ async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:
 
 
 async def test_health_answers_while_the_model_works(target: ModelServer) -> None:
-    stub: Any = health_pb2_grpc.HealthStub(target.channel)  # the published stubs declare no methods
+    stub = health_stub(target)
     finish = threading.Event()
     busy = asyncio.ensure_future(target.worker.run(finish.wait))
     waiting = asyncio.ensure_future(verify(target, VerifyRow("a", 0, PROMPT, ())))

@@ -1,7 +1,7 @@
 """Replicas found, watched and removed: names with several addresses, health, models that do not fit."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -168,6 +168,27 @@ async def test_what_is_owed_is_freed_by_the_next_look_that_finds_it() -> None:
     remote.away = None
     await replica.look()
     assert list(remote.token_ids) == ["b"]
+
+
+@pytest.mark.parametrize(("is_draining", "state"), [(False, ReplicaState.UP), (True, ReplicaState.DRAINING)])
+async def test_a_replica_that_is_too_busy_to_free_what_is_owed_is_not_away(
+    is_draining: bool, state: ReplicaState
+) -> None:
+    """Its health was good, and a release that waited for a long pass made it lose its sequences' caches."""
+
+    class Busy(FakeVerifier):
+        async def release(self, sequence_ids: Sequence[str]) -> None:
+            self.owe(sequence_ids)
+            raise CallTimedOut("deadline exceeded")
+
+    remote = Busy()
+    replica = Replica("1:1", remote, fits)
+    await replica.look()
+    remote.owe(["a"])
+    remote.is_draining = is_draining
+    for _ in range(2 * FAILED_CHECKS_TO_LOSE):
+        await replica.look()
+        assert replica.state is state and replica.fits
 
 
 def other(**changes: str | int) -> ModelDescription:
