@@ -140,6 +140,8 @@ class Outbox:
             except PacelineError as error:
                 sending.error = error
                 self.drop(sending)
+            if sending in self._ready:  # it has more: others come first in the next message
+                self._ready[sending] = self._ready.pop(sending)
         return message if owed_closing or message.updates else None
 
     def _add(self, message: pb.GenerateStreamResponse, sending: Sending, room: int) -> int:

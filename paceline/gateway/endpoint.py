@@ -110,8 +110,7 @@ class _Call(Generic[BodyT]):
         except ClientDisconnect:
             self._record.status = CLIENT_LEFT
         except asyncio.CancelledError:
-            self._record.status = SHUTTING_DOWN.status
-            raise
+            await self._fail(SHUTTING_DOWN)  # nothing but the end of the server cancels this
         except Exception as error:
             await self._fail(answer_to(error))
             if self._record.status == 500:

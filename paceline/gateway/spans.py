@@ -14,10 +14,14 @@ MAX_HEADER_CHARACTERS = 512
 
 def callers_trace(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that name the caller's trace, but for values that metadata cannot carry."""
-    found = {name: headers[name] for name in TRACE_HEADERS if name in headers}
+    return {name: value for name, value in _carried(headers).items() if name in TRACE_HEADERS}
+
+
+def _carried(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers whose values metadata can carry on."""
     return {
         name: value
-        for name, value in found.items()
+        for name, value in headers.items()
         if value.isascii() and value.isprintable() and len(value) <= MAX_HEADER_CHARACTERS
     }
 
@@ -34,7 +38,7 @@ def request_span(
     from opentelemetry.trace import SpanKind, StatusCode
 
     attributes = {"http.request.method": "POST", "http.route": path, "url.path": path, "url.scheme": scheme}
-    parent = propagate.extract(headers)
+    parent = propagate.extract(_carried(headers))
     with tracer.start_as_current_span(
         f"POST {path}", parent, SpanKind.SERVER, attributes, record_exception=False
     ) as span:

@@ -156,6 +156,7 @@ def read_call(text: str, arguments_key: str) -> FoundCall | None:
             return None
         # A number such as 1e999 is read as one that JSON cannot hold.
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        (name + written).encode()  # half of a surrogate pair, which JSON may name, is no text
         return FoundCall(f"call_{secrets.token_hex(12)}", name, written)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -11,7 +11,7 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
-from coordinator.door.outbox import MOST_UPDATES, Outbox
+from coordinator.door.outbox import MESSAGE_TOKENS, MOST_UPDATES, Outbox
 from coordinator.door.servicer import GenerationServicer, add_generation_service
 from coordinator.requests.stream import Stream
 from paceline.client import NO_RETRIES, Client, RetryPolicy
@@ -423,10 +423,29 @@ async def test_text_is_left_out_on_request(shares_stream: bool) -> None:
         assert completion.finish.usage.accepted_count == sum(one.accepted for one in completion.tokens)
 
 
+def call_of(stream: Stream) -> Any:
+    return SimpleNamespace(stream=stream, deliver=lambda piece: None)
+
+
+def test_a_call_with_more_than_a_message_holds_does_not_keep_others_waiting() -> None:
+    """It stayed first, and where it got more faster than a reader took messages, the others got nothing."""
+    much, little, outbox = Stream(), Stream(), Outbox()
+    for number, stream in enumerate((much, little), 1):
+        outbox.send(number, call_of(stream))
+    little.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
+    found = []
+    for _ in range(3):
+        much.put(OutputPiece((OutputToken(6, "six", accepted=False),) * MESSAGE_TOKENS))
+        much.put(OutputPiece((OutputToken(6, "six", accepted=False),) * MESSAGE_TOKENS))
+        message = outbox._next_message()
+        assert message
+        found.append({update.call_id for update in message.updates})
+    assert found[:2] == [{1}, {1, 2}]
+
+
 def test_what_a_call_has_ready_is_not_sent_once_it_is_held() -> None:
     stream, outbox = Stream(), Outbox()
-    call: Any = SimpleNamespace(stream=stream, deliver=lambda piece: None)
-    sending = outbox.send(1, call)
+    sending = outbox.send(1, call_of(stream))
     stream.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
     outbox.hold(sending, True)
     assert outbox._next_message() is None

@@ -323,6 +323,20 @@ async def test_a_request_is_part_of_its_callers_trace_and_says_so() -> None:
     assert answer.json()["paceline"]["trace_id"] == PARENT.split("-")[1]
 
 
+async def test_a_traced_request_carries_no_header_on_that_is_too_long_for_metadata() -> None:
+    """Coordinators refused its call for the size, which was told as being full."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    long = ",".join(f"vendor{number}={'x' * 200}" for number in range(30))
+    async with scripted_door(ScriptedGenerator(pieces("a")), tracer=provider.get_tracer("test")) as door:
+        for state in (long, "vendor=1"):
+            sent = {"traceparent": PARENT, "tracestate": state}
+            await door.http.post(COMPLETIONS, json={"prompt": "a"}, headers=sent)
+    spans = exporter.get_finished_spans()
+    assert [f"{one.context.trace_id:032x}" for one in spans] == [PARENT.split("-")[1]] * 2
+    assert [one.context.trace_state.to_header() for one in spans] == ["", "vendor=1"]
+
+
 async def test_a_span_names_the_scheme_that_its_request_came_by() -> None:
     """It was http behind TLS too."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from paceline.client import Client, RetryPolicy
 from paceline.errors import AddressInUse, Overloaded, StartupError
 from paceline.gateway.config import GatewaySettings
+from paceline.gateway.errors import SHUTTING_DOWN
 from paceline.gateway.generating import generate_all
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments, instruments
@@ -135,6 +136,30 @@ async def test_requests_that_run_when_it_stops_come_to_their_end() -> None:
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
     assert [one for chunk in chunks for one in chunk["choices"][0]["token_ids"]] == continuation((4, 5), 20)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: bool) -> None:
+    """They got 500 in plain text, or a stream that broke off."""
+    verifier, asked = HeldVerifier(1), ASKED | {"stream": is_streamed}
+    async with (
+        fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
+        httpx2.AsyncClient(timeout=60) as http,
+    ):
+        async with gateway(server.address, shutdown_grace_s=0.01) as address:
+            asking = asyncio.create_task(http.post(f"http://{address}{COMPLETIONS}", json=asked))
+            while not verifier.calls:
+                await asyncio.sleep(0.01)
+        answer = await asking
+        verifier.open.set()
+    if is_streamed:
+        assert answer.status_code == 200
+        *_, event = (line for line in answer.text.splitlines() if line)
+        error = json.loads(event.removeprefix("data: "))["error"]
+    else:
+        assert answer.status_code == 503
+        error = answer.json()["error"]
+    assert error["message"] == SHUTTING_DOWN.message
 
 
 async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None:

@@ -59,6 +59,17 @@ def found(finder: CallFinder, *texts: str) -> tuple[str, list[tuple[str, Any]]]:
             '<tool_call>{"name": "a", "arguments": {"x": 1e999}}',
             [],
         ),
+        # Half of a character: clients could not send it back.
+        (
+            r'<tool_call>{"name": "a", "arguments": {"x": "\ud83d"}}',
+            r'<tool_call>{"name": "a", "arguments": {"x": "\ud83d"}}',
+            [],
+        ),
+        (
+            r'<tool_call>{"name": "a", "arguments": {"x": "\ud83d\ude00"}}',
+            "",
+            [("a", {"x": "\N{GRINNING FACE}"})],
+        ),
         ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
         ("a < b <tool", "a < b <tool", []),
     ],
