@@ -429,18 +429,18 @@ def call_of(stream: Stream) -> Any:
 
 def test_a_call_with_more_than_a_message_holds_does_not_keep_others_waiting() -> None:
     """It stayed first, and where it got more faster than a reader took messages, the others got nothing."""
-    much, little, outbox = Stream(), Stream(), Outbox()
-    for number, stream in enumerate((much, little), 1):
+    many, one, outbox = Stream(output_count=2), Stream(), Outbox()
+    for number, stream in enumerate((many, one), 1):
         outbox.send(number, call_of(stream))
-    little.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
-    found = []
-    for _ in range(3):
-        much.put(OutputPiece((OutputToken(6, "six", accepted=False),) * MESSAGE_TOKENS))
-        much.put(OutputPiece((OutputToken(6, "six", accepted=False),) * MESSAGE_TOKENS))
+    one.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
+    sent = []
+    for _ in range(2):
+        for output in range(2):
+            many.put(OutputPiece((OutputToken(6, "six", accepted=False),) * MESSAGE_TOKENS, completion_index=output))
         message = outbox._next_message()
         assert message
-        found.append({update.call_id for update in message.updates})
-    assert found[:2] == [{1}, {1, 2}]
+        sent.append({update.call_id for update in message.updates})
+    assert sent == [{1}, {1, 2}]
 
 
 def test_what_a_call_has_ready_is_not_sent_once_it_is_held() -> None:
