@@ -29,6 +29,8 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.quantized_layers import quantize_layers
 from paceline.engine.model.shares import check_divisible, check_norms
 from paceline.engine.model.weight_format import fastest_format, possible_formats
+from paceline.engine.numerics import check_ranks
+from paceline.engine.options import EngineOptions
 from paceline.engine.quantization import Quantization
 from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.links import Links
@@ -80,6 +82,7 @@ def load_share(
     dtype: DtypeName,
     device: DeviceName,
     quantization: Quantization | Auto,
+    options: EngineOptions,
     place: RankPlace,
     meet: Callable[[bool], Links],
 ) -> LoadedModel:
@@ -106,6 +109,7 @@ def load_share(
         group = Group(place, meet(on_gpu), device_here)
         group.check_alike(_facts(described_here, place.grid))
         loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
+        check_ranks(loaded, options)
         if not place.rank:
             check_model(loaded, own)
         return loaded

@@ -5,6 +5,7 @@ from typing import Literal
 import structlog
 import torch
 
+from paceline.engine.model.identity import kernels_of
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.errors import StartupError
@@ -41,3 +42,12 @@ def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fa
         )
     log.info("numerics are fast", why=why)
     return "fast"
+
+
+def check_ranks(model: LoadedModel, options: EngineOptions) -> None:
+    """Raise StartupError in a rank that may give other bits than the first, where numerics are strict.
+
+    A replica's identity names the kernels of its first rank alone. All ranks call it, once they have loaded.
+    """
+    if model.group and resolved_numerics(model, options) == "strict":
+        model.group.check_alike({"processor and kernels": kernels_of(model, options.layout, fixed_shapes=False)})

@@ -32,7 +32,7 @@ BEATS = 4
 Load = Callable[..., LoadedModel]
 
 
-def share_loader(settings: ModelServiceSettings, ranks: Ranks, otherwise: Load) -> Load:
+def share_loader(settings: ModelServiceSettings, options: EngineOptions, ranks: Ranks, otherwise: Load) -> Load:
     """Return what loads this rank's share of a model; `otherwise` for a model that is on one rank."""
     if ranks.place.grid.rank_count == 1:
         return otherwise
@@ -40,7 +40,7 @@ def share_loader(settings: ModelServiceSettings, ranks: Ranks, otherwise: Load) 
     def meet(on_gpu: bool) -> TorchLinks:
         return TorchLinks(ranks.place, settings.rank_timeout_s, on_gpu=on_gpu, is_given_up=lambda: ranks.is_broken)
 
-    return partial(load_share, place=ranks.place, meet=meet)
+    return partial(load_share, options=options, place=ranks.place, meet=meet)
 
 
 @contextmanager
@@ -62,7 +62,7 @@ async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: 
         loop.add_signal_handler(number, lambda: None)
     if settings.stop_with_stdin:
         ends_with_stdin(partial(_end_without_first, ranks))
-    place, load = ranks.place, share_loader(settings, ranks, load_model)
+    place, load = ranks.place, share_loader(settings, options, ranks, load_model)
     with closing(ModelWorker(ranks.threads(settings.threads))) as worker:
         with loading_together(ranks):
             model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
@@ -71,7 +71,10 @@ async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: 
         try:
             await worker.run(follower.run)
         except RuntimeError as error:
-            raise PeerUnavailable(f"rank {place.rank} lost the first rank, or another of its stage: {error}") from error
+            raise PeerUnavailable(
+                f"rank {place.rank} lost the first rank, or another of its stage, or a pass took longer than "
+                f"--rank-timeout-s {settings.rank_timeout_s:g}: {error}"
+            ) from error
 
 
 def _end_without_first(ranks: Ranks) -> NoReturn:

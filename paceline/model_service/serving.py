@@ -72,7 +72,7 @@ async def serve_model(
         worker = _worker(settings, ranks, metrics, lanes=ranks.place.grid.stage_count if overlaps else 1)
         try:
             with loading_together(ranks):
-                load = share_loader(settings, ranks, load)
+                load = share_loader(settings, engine_options(settings), ranks, load)
                 runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
 

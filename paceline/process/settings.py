@@ -145,7 +145,8 @@ class ModelServiceSettings(ServiceSettings):
     rank_timeout_s: Seconds = Field(
         default=60,
         description="time without an answer after which a process of a model over several is given up, and with it the "
-        "service, which is then to be started anew",
+        "service, which is then to be started anew; a pass through all of them has to fit: where passes are slow, give "
+        "more, or a smaller --prefill-chunk-tokens",
     )
     memory: Annotated[str, AfterValidator(_memory)] | None = Field(
         default=None,

@@ -2,19 +2,25 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from paceline.engine import numerics
 from paceline.engine.calls import Call
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model, load_share
 from paceline.engine.model.model import LoadedModel
+from paceline.engine.numerics import check_ranks
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.plan import BatchPlan
+from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, from_numbers, to_numbers
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
@@ -24,7 +30,7 @@ from paceline.types import RankGrid, RankPlace, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, write_model
 from tests.conftest import PairOfCheckpoints
-from tests.fakes.threaded_ranks import loaded_on_ranks
+from tests.fakes.threaded_ranks import Channel, ChannelLinks, loaded_on_ranks
 
 SHARES, STAGES, BOTH = RankGrid(2, 1), RankGrid(1, 2), RankGrid(2, 2)
 OPTIONS = EngineOptions(kv_memory="1MiB")
@@ -179,13 +185,32 @@ def test_what_cannot_be_divided_is_refused_with_what_can(
         raise AssertionError("it meets no other rank")
 
     with pytest.raises(StartupError, match=words):
-        load_share(str(model), "auto", "cpu", "none", RankPlace(1, grid), meet)
+        load_share(str(model), "auto", "cpu", "none", OPTIONS, RankPlace(1, grid), meet)
 
 
 def test_ranks_round_no_rows(pairs: dict[str, PairOfCheckpoints]) -> None:
     """Each would round its part of a row by that part's largest number."""
+    model, meet = str(pairs["Llama"].target), lambda on_gpu: None
     with pytest.raises(StartupError, match="--quantization w8a8 cannot be had of ranks; .* int8 or none"):
-        load_share(str(pairs["Llama"].target), "auto", "cpu", "w8a8", RankPlace(0, RankGrid(2, 1)), lambda on_gpu: None)  # type: ignore[arg-type,return-value]
+        load_share(model, "auto", "cpu", "w8a8", OPTIONS, RankPlace(0, SHARES), meet)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_strict_ranks_on_machines_of_two_kinds_are_refused(
+    is_strict: bool, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The identity of a replica tells what its first rank runs on, and outputs went on at others with other bits."""
+    channels = {pair: Channel() for pair in product(range(2), range(2))}
+    places = [RankPlace(rank, STAGES) for rank in range(2)]
+    groups = [Group(place, ChannelLinks(place, channels, {}), torch.device("cpu")) for place in places]
+    loaded = load_model(str(pairs["Llama"].target), "float32", "cpu")
+    first, second = (replace(loaded, group=group) for group in groups)
+    kinds = {groups[0]: "AMX", groups[1]: "AVX2"}
+    monkeypatch.setattr(numerics, "kernels_of", lambda model, *_, **__: kinds[model.group])
+    options = EngineOptions(numerics="strict" if is_strict else "fast")
+    check_ranks(first, options)
+    with pytest.raises(StartupError, match="rank 1 differs .* processor and kernels") if is_strict else nullcontext():
+        check_ranks(second, options)
 
 
 @pytest.mark.parametrize(

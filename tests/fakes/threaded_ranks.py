@@ -100,7 +100,7 @@ def loaded_on_ranks(
             return ChannelLinks(place, channels, gathering)
 
         reading.acquire()
-        return load_share(str(model), dtype, "cpu", quantization, place, meet)
+        return load_share(str(model), dtype, "cpu", quantization, options, place, meet)
 
     def follow(rank: int) -> None:
         torch.set_num_threads(1)

@@ -43,7 +43,7 @@ class Group:
     def check(self) -> None:
         """Raise RuntimeError when the group is lost."""
         if self._is_lost:
-            raise RuntimeError("a rank of this model is gone, or hangs")
+            raise RuntimeError("a rank of this model is gone, hangs, or takes a pass longer than --rank-timeout-s")
 
     def close(self) -> None:
         self._links.close()
@@ -95,7 +95,7 @@ class Group:
         if different := [name for name, is_same in zip(facts, (own == firsts).tolist(), strict=True) if not is_same]:
             raise StartupError(
                 f"rank {self.place.rank} differs from rank 0 in its {', '.join(different)}; start all ranks of a model "
-                "with the same settings, files and versions"
+                "with the same settings, files and versions, and strict ones on machines of one kind"
             )
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
