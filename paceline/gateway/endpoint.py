@@ -1,7 +1,7 @@
 """A path that makes outputs: from the body to the answer, and to the record of it."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic
@@ -18,7 +18,7 @@ from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
 from paceline.gateway.generating import Deliver, Generator, bounded, generate_all, unless_client_leaves
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
-from paceline.gateway.reading import BODY_TIMEOUT_S, parse, read_body
+from paceline.gateway.reading import BODY_TIMEOUT_S, BodyRoom, parse, read_body
 from paceline.gateway.record import CLIENT_LEFT, RequestRecord
 from paceline.gateway.requests import own_names
 from paceline.gateway.running import Running
@@ -48,6 +48,7 @@ class Gateway:
     generator: Generator
     model: ServedModel
     running: Running
+    bodies: BodyRoom
     metrics: GatewayMetrics
     tracer: "Tracer | None"
     tool_format: ToolFormat
@@ -70,11 +71,11 @@ class Endpoint(Generic[BodyT]):
         request, scheme = Request(scope, receive), scope.get("scheme", "http")  # ASGI lets a server leave it out
         call = _Call(self._api, gateway, request, send, record)
         span = request_span(gateway.tracer, self._api.path, scheme, request.headers, lambda: record.status)
-        with gateway.running.one():
+        with gateway.running.one(), gateway.bodies.one() as take_room:
             try:
                 with span:
                     record.span = active_span()
-                    await call.run()
+                    await call.run(take_room)
             finally:
                 record.end(call.answer.account if call.answer else None, is_streamed=call.is_streamed)
 
@@ -103,9 +104,10 @@ class _Call(Generic[BodyT]):
         self._names: Mapping[str, str] = {}
         """Names that the body has for fields of which others have other names, by those that errors have."""
 
-    async def run(self) -> None:
+    async def run(self, take_room: Callable[[int], None]) -> None:
+        """Read the body, for which `take_room` takes room, and answer."""
         try:
-            done = await self._answered()
+            done = await self._answered(take_room)
             self._record.status = 200 if done else CLIENT_LEFT
         except ClientDisconnect:
             self._record.status = CLIENT_LEFT
@@ -116,10 +118,10 @@ class _Call(Generic[BodyT]):
             if self._record.status == 500:
                 log.error("unexpected error", exc_info=error)
 
-    async def _answered(self) -> bool:
+    async def _answered(self, take_room: Callable[[int], None]) -> bool:
         """Read, generate and answer. Return False when the client left before the end."""
         gateway = self._gateway
-        body, model, requests = await read_body(self.request, self._read, gateway.max_body_bytes)
+        body, model, requests = await read_body(self.request, self._read, gateway.max_body_bytes, take_room)
         self._names = own_names(body)
         self.is_streamed = bool(body.stream)
         span = self._record.span

@@ -1,10 +1,14 @@
 """HTTP on a connection: uvicorn's, with our answer to what is no HTTP. Knows no paths."""
 
+import socket
+
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.gateway.errors import invalid
 
+UNREAD_OPTION: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
+"""Linux has it."""
 NO_HTTP = invalid("the request is no HTTP/1.1 that can be read; its line, its headers or its chunks are broken")
 
 
@@ -22,3 +26,12 @@ class Http(H11Protocol):
         if self.cycle:
             self.cycle.disconnected = True  # so that what the application says from now on is dropped
         self.transport.close()
+
+
+def hang_up_on_unread(listener: socket.socket, timeout_s: float) -> None:
+    """Have the system end connections of which the client has taken nothing that was sent for so long.
+
+    What is written is in its buffers, or the server's, and would stay there for as long as the client answers probes.
+    """
+    if UNREAD_OPTION is not None:
+        listener.setsockopt(socket.IPPROTO_TCP, UNREAD_OPTION, round(1e3 * timeout_s))  # those accepted inherit it

@@ -1,7 +1,8 @@
 """Reading the body of a request within its limits, and telling what is wrong with it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,15 @@ from paceline.gateway.errors import HttpError, invalid
 BODY_TIMEOUT_S = 60.0
 LONG_BODY_BYTES = 64 << 10
 """Bodies from this size on are read in a thread, so that no stream waits for them."""
+MOST_BODIES_BYTES = 64 << 20
+"""Bytes of the bodies of all requests in work; what is made of them takes several times as much."""
+NO_ROOM = HttpError(
+    429,
+    f"the gateway has bodies of {MOST_BODIES_BYTES >> 20} MiB in work, as many as it takes; ask again later",
+    "rate_limit_error",
+    code="rate_limit_exceeded",
+    headers={"retry-after": "1"},
+)
 BodyT = TypeVar("BodyT", bound=BaseModel)
 ReadT = TypeVar("ReadT")
 _FIELDS = {
@@ -23,20 +33,46 @@ _FIELDS = {
 }
 
 
-async def read_body(request: Request, read: Callable[[bytes], ReadT], max_bytes: int) -> ReadT:
+class BodyRoom:
+    """The room that the bodies of all requests in work have together."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._left_bytes = most_bytes
+
+    @contextmanager
+    def one(self) -> Iterator[Callable[[int], None]]:
+        """Yield what takes room for so many more bytes, while the block runs. It raises `NO_ROOM`."""
+        taken_bytes = 0
+
+        def take(byte_count: int) -> None:
+            nonlocal taken_bytes
+            if byte_count > self._left_bytes:
+                raise NO_ROOM
+            taken_bytes += byte_count
+            self._left_bytes -= byte_count
+
+        try:
+            yield take
+        finally:
+            self._left_bytes += taken_bytes
+
+
+async def read_body(
+    request: Request, read: Callable[[bytes], ReadT], max_bytes: int, take_room: Callable[[int], None]
+) -> ReadT:
     """Return what `read` makes of a body. Raise HttpError, or ClientDisconnect when the client goes away first."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise HttpError(
             415, "content-type is not application/json; send the body as JSON and say so", param="content-type"
         )
-    content = await _received(request, max_bytes)
+    content = await _received(request, max_bytes, take_room)
     if len(content) < LONG_BODY_BYTES:
         return read(content)
     return await asyncio.to_thread(read, content)
 
 
-async def _received(request: Request, max_bytes: int) -> bytes:
+async def _received(request: Request, max_bytes: int, take_room: Callable[[int], None]) -> bytes:
     """Return the body. The server reads away what is left of a body that is refused.
 
     A connection that closed in its midst would be reset, and most clients would never see the answer.
@@ -54,6 +90,7 @@ async def _received(request: Request, max_bytes: int) -> bytes:
                 content += piece
                 if len(content) > max_bytes:
                     raise too_large
+                take_room(len(piece))
     except TimeoutError:
         raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
     return bytes(content)
@@ -91,4 +128,4 @@ def _is_short(value: object) -> bool:
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64)
 
 
-__all__ = ["ClientDisconnect", "parse", "read_body"]
+__all__ = ["MOST_BODIES_BYTES", "BodyRoom", "ClientDisconnect", "parse", "read_body"]

@@ -11,10 +11,11 @@ from paceline.client import Client
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.endpoint import Gateway
-from paceline.gateway.http import Http
+from paceline.gateway.http import Http, hang_up_on_unread
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
+from paceline.gateway.reading import BODY_TIMEOUT_S, MOST_BODIES_BYTES, BodyRoom
 from paceline.gateway.running import Running
 from paceline.gateway.tls import Served, server_context, watch_served
 from paceline.observe.metrics import CertificateCollector
@@ -58,6 +59,7 @@ async def running_gateway(
             client,
             model,
             Running(settings.max_requests),
+            BodyRoom(max(MOST_BODIES_BYTES, settings.max_body_bytes)),
             GatewayMetrics(watched.registry),
             watched.tracer,
             settings.tool_format,
@@ -105,6 +107,7 @@ async def listening(
     if served:
         config.ssl = server_context(served)
     with bound(Listening("--port", settings.host, settings.port)) as listener:
+        hang_up_on_unread(listener, BODY_TIMEOUT_S + settings.request_timeout_s)
         server = _Server(config)
         serving, begun = asyncio.create_task(server.serve([listener])), asyncio.create_task(server.listening.wait())
         try:

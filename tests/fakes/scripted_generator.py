@@ -20,6 +20,7 @@ from paceline.gateway.endpoint import Gateway
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
+from paceline.gateway.reading import BodyRoom
 from paceline.gateway.running import Running
 from paceline.gateway.serving import listening
 from paceline.security.tokens import KnownTokens
@@ -118,6 +119,7 @@ async def _app(
     tokens: Path | None = None,
     cors_origins: Sequence[str] = (),
     most: int = 100,
+    most_bodies_bytes: int = 1 << 22,
     tracer: Tracer | None = None,
     registry: CollectorRegistry | None = None,
     **own: Any,
@@ -126,7 +128,8 @@ async def _app(
     model = ServedModel(generator, names)
     await model.look()
     settings: dict[str, Any] = {"tool_format": "hermes", "max_body_bytes": 1 << 20, "timeout_s": 60.0, **own}
-    gateway = Gateway(generator, model, Running(most), GatewayMetrics(registry), tracer, **settings)
+    bounds = Running(most), BodyRoom(most_bodies_bytes)
+    gateway = Gateway(generator, model, *bounds, GatewayMetrics(registry), tracer, **settings)
     return make_app(gateway, registry, Page(), KnownTokens(tokens) if tokens else None, cors_origins), gateway
 
 

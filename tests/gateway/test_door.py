@@ -256,6 +256,22 @@ async def test_more_requests_than_it_takes_are_to_come_again() -> None:
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
 
 
+async def test_bodies_that_are_together_more_than_it_takes_are_to_come_again() -> None:
+    """A hundred of the largest bodies at once were more than a pod's memory, and all its streams ended."""
+    held, content = asyncio.Event(), "a" * 6000
+    generator = ScriptedGenerator(pieces("a"), waits_for=held)
+    async with scripted_door(generator, most_bodies_bytes=10_000) as door:
+        first = asyncio.create_task(door.complete(prompt=content))
+        while not generator.asked:
+            await asyncio.sleep(0)
+        refused = await door.complete(prompt=content)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        second = asyncio.create_task(door.complete(prompt="small"))
+        held.set()
+        assert [(await one).status_code for one in (first, second)] == [200, 200]
+        assert (await door.complete(prompt=content)).status_code == 200
+
+
 async def test_a_refused_request_is_counted_and_has_its_line() -> None:
     """A gateway that refused nearly everything showed no more than what it took."""
     registry = CollectorRegistry()

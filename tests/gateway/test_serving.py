@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,10 +19,12 @@ from paceline.errors import AddressInUse, Overloaded, StartupError
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.errors import SHUTTING_DOWN
 from paceline.gateway.generating import generate_all
+from paceline.gateway.http import UNREAD_OPTION, hang_up_on_unread
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments, instruments
 from paceline.security.certificates import end_times_s
 from paceline.types import GenerationRequest, OutputPiece, TokenIds
+from paceline.wire.ports import Listening, bound
 from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
@@ -101,6 +104,15 @@ async def test_a_taken_port_is_named() -> None:
         with pytest.raises(AddressInUse, match="the port is taken"):
             async with running_gateway(settings, Instruments(CollectorRegistry())):
                 pass
+
+
+@pytest.mark.skipif(UNREAD_OPTION is None, reason="this system has no such option")
+def test_the_system_ends_connections_of_clients_that_never_read() -> None:
+    """What a whole answer had in the server's buffers stayed there for as long as such a client lived."""
+    with bound(Listening("--port", "127.0.0.1", 0)) as listener:
+        hang_up_on_unread(listener, 90.5)
+        with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
+            assert UNREAD_OPTION and accepted.getsockopt(socket.IPPROTO_TCP, UNREAD_OPTION) == 90_500
 
 
 async def test_its_metrics_may_have_a_port_of_their_own() -> None:
