@@ -80,14 +80,19 @@ def from_line(line: str) -> SpanRecord:
         if type(fields[name]) is not int or not 0 <= fields[name] < _LARGEST:
             raise ValueError(f"{name} is {fields[name]!r} and no time in nanoseconds")
     _check(fields, "attributes", dict, "object")
-    for name, value in fields["attributes"].items():
+    check_numbers(fields["attributes"])
+    links = tuple(LinkRecord(*link) for link in fields["links"])
+    events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
+    return SpanRecord(**fields | {"links": links, "events": events})
+
+
+def check_numbers(attributes: Attributes) -> None:
+    """Raise ValueError for an attribute that reports count with, where it is no number."""
+    for name, value in attributes.items():
         # Written so that NaN is refused too.
         is_number = type(value) in (int, float) and abs(value) < _LARGEST
         if not is_number and _NUMBERS.fullmatch(name):
             raise ValueError(f"{name} is {value!r} and no number")
-    links = tuple(LinkRecord(*link) for link in fields["links"])
-    events = tuple(EventRecord(*event) for event in fields.get("events", ()))  # 0.1.0 wrote none
-    return SpanRecord(**fields | {"links": links, "events": events})
 
 
 def _check(fields: Mapping[str, Any], name: str, kind: type, word: str) -> None:

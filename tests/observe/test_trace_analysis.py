@@ -8,10 +8,14 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from random import Random
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -30,6 +34,7 @@ from paceline.observe.report.analysis import (
     verdict,
 )
 from paceline.observe.report.perfetto import aligned, trace_events
+from paceline.observe.report.receiver import Receiver
 from paceline.observe.report.rendering import SOURCE_LETTERS, hop_table, source_table, waterfall
 from paceline.types import SOURCE_NAMES
 from tests.commands import paceline_here
@@ -427,3 +432,17 @@ def test_rounds_without_time_of_their_own_are_in_no_percentile() -> None:
     empty = [replace(one, hops_s=dict.fromkeys(one.hops_s, 0.0)) for one in further]
     both = summarize([replace(request, rounds=(*request.rounds, *empty, *empty))])
     assert [(one.p50_s, one.p90_s) for one in both] == [(one.p50_s, one.p90_s) for one in whole]
+
+
+async def test_a_received_span_with_a_count_that_is_none_is_refused_and_others_are_kept() -> None:
+    """`paceline trace --listen` ended in a traceback for one, and lost all that it had received."""
+    names = ("paceline.drafted_count", "paceline.completion_index")
+    odd = [KeyValue(key=names[0], value=AnyValue(double_value=float("nan")))]
+    odd += [KeyValue(key=names[1], value=AnyValue(array_value=ArrayValue(values=[AnyValue(int_value=1)])))]
+    good = [KeyValue(key=name, value=AnyValue(int_value=1)) for name in names]
+    spans = [Span(name="round", span_id=bytes(8), attributes=own) for own in ([odd[0]], good, [odd[1]])]
+    request = ExportTraceServiceRequest(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])])
+    receiver, context = Receiver(), cast(Any, None)
+    told = (await receiver.Export(request, context)).partial_success
+    assert [one.attributes for one in receiver.spans] == [dict.fromkeys(names, 1)]
+    assert told.rejected_spans == 2 and "paceline.completion_index is [1] and no number" in told.error_message

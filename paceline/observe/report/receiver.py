@@ -13,7 +13,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from paceline.observe.records import EventRecord, LinkRecord, SpanRecord
+from paceline.observe.records import EventRecord, LinkRecord, SpanRecord, check_numbers
 from paceline.wire import running_server
 from paceline.wire.ports import Listening, check_ports_free
 
@@ -29,8 +29,16 @@ class Receiver(TraceServiceServicer):
     async def Export(
         self, request: pb.ExportTraceServiceRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ExportTraceServiceResponse:
-        self.spans += records_of(request)
-        return pb.ExportTraceServiceResponse()
+        """Keep spans that reports can count with, and tell of the others."""
+        response = pb.ExportTraceServiceResponse()
+        for span in records_of(request):
+            try:
+                check_numbers(span.attributes)
+                self.spans.append(span)
+            except ValueError as error:
+                response.partial_success.rejected_spans += 1
+                response.partial_success.error_message = f"span {span.span_id}: {error}"
+        return response
 
 
 @asynccontextmanager
