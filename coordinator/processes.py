@@ -22,7 +22,7 @@ from paceline.process.settings import as_flags
 from paceline.process.supervision import keep_running
 from paceline.tasks import side_by_side
 from paceline.wire import termination
-from paceline.wire.ports import Listening, host_port
+from paceline.wire.ports import Listening, bound, host_port
 
 log = structlog.get_logger()
 
@@ -33,7 +33,10 @@ async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | No
     Raise StartupError when a process cannot start, or cannot start again.
     """
     own = sys.argv[1:] if arguments is None else arguments
-    with reserved(settings.host, settings.port) as port, reserved(settings.host, settings.health_port) as health_port:
+    with (
+        reserved("--port", settings.host, settings.port) as port,
+        reserved("--health-port", settings.host, settings.health_port) as health_port,
+    ):
         assert port is not None, "a coordinator has a port; only health checks may have none"
         ports = as_flags({"port": port, "health_port": health_port})
         processes = [
@@ -68,26 +71,15 @@ def _flags_of(settings: CoordinatorSettings, index: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def reserved(host: str, port: int | None) -> Iterator[int | None]:
+def reserved(flag: str, host: str, port: int | None) -> Iterator[int | None]:
     """Keep a port that only sockets may share which say so, as the processes' do; yield it, for 0 a free one.
 
-    None is no port. Nothing is accepted here: the socket does not listen.
+    None is no port. Raise StartupError; `flag` is what set the port.
     """
     if port is None:
         yield None
         return
-    place = Listening("--port", host, port)
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        held = socket.socket(found[0][0], socket.SOCK_STREAM)
-    except OSError as error:
-        raise place.refused(error) from error
-    with held:
-        try:
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            held.bind(found[0][4])
-        except AttributeError as error:
-            raise StartupError("--processes needs a system with SO_REUSEPORT, such as Linux; give 1") from error
-        except OSError as error:
-            raise place.refused(error) from error
+    if not hasattr(socket, "SO_REUSEPORT"):
+        raise StartupError("--processes needs a system with SO_REUSEPORT, such as Linux; give 1")
+    with bound(Listening(flag, host, port), is_shared=True) as held:
         yield held.getsockname()[1]

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -36,7 +36,7 @@ from paceline.types import (
     Verdicts,
     VerifyRow,
 )
-from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
+from paceline.v1 import draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import Exchange, answered, translated_errors
@@ -134,10 +134,16 @@ class _RemoteModel:
         _check_answers(rows, response.results)
         return response
 
-    def _note_versions(self, wire: common_pb2.WireVersions) -> None:
-        check_service_versions(wire, self._kind)
-        self._latest_version = wire.latest
+    async def describe(self, timeout_s: float) -> ModelDescription:
+        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new."""
+        with translated_errors():
+            response = answered(await self._describe(timeout_s))
+        check_service_versions(response.wire, self._kind)
+        self._latest_version = response.wire.latest
+        return model_from_pb(response.model)
 
+    @abstractmethod
+    def _describe(self, timeout_s: float) -> Awaitable[Any]: ...
     @abstractmethod
     async def _release(self, sequence_ids: list[str]) -> None: ...
 
@@ -173,13 +179,8 @@ class RemoteDrafter(_RemoteModel):
         request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=sequence_ids)
         await self._stub.ReleaseDraftSequences(request, timeout=RELEASE_TIMEOUT_S)
 
-    async def describe(self, timeout_s: float) -> ModelDescription:
-        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new."""
-        request = draft_service_pb2.DescribeDraftModelRequest()
-        with translated_errors():
-            response = answered(await self._stub.DescribeDraftModel(request, timeout=timeout_s))
-        self._note_versions(response.wire)
-        return model_from_pb(response.model)
+    def _describe(self, timeout_s: float) -> Awaitable[Any]:
+        return self._stub.DescribeDraftModel(draft_service_pb2.DescribeDraftModelRequest(), timeout=timeout_s)
 
 
 class RemoteVerifier(_RemoteModel):
@@ -209,13 +210,8 @@ class RemoteVerifier(_RemoteModel):
             response = answered(await self._stub.RollbackTargetSequences(request, timeout=RELEASE_TIMEOUT_S))
         return rollbacks_from_pb(response.results)
 
-    async def describe(self, timeout_s: float) -> ModelDescription:
-        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new."""
-        request = target_service_pb2.DescribeTargetModelRequest()
-        with translated_errors():
-            response = answered(await self._stub.DescribeTargetModel(request, timeout=timeout_s))
-        self._note_versions(response.wire)
-        return model_from_pb(response.model)
+    def _describe(self, timeout_s: float) -> Awaitable[Any]:
+        return self._stub.DescribeTargetModel(target_service_pb2.DescribeTargetModelRequest(), timeout=timeout_s)
 
     async def download_tokenizer(self) -> TokenizerFiles | None:
         """Return the tokenizer; None when the target has none: then prompts and outputs are token ids only."""

@@ -38,5 +38,4 @@ class BearerTokens:
         path = request.scope["path"]
         if path in OPEN_PATHS or path.startswith(PAGE_PATH):
             return True
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self._tokens.know(token.strip())
+        return self._tokens.admit(request.headers.get("authorization", ""))

@@ -19,10 +19,13 @@ class KnownTokens:
             "--token-file", [path], lambda: [_hash(token) for token in _tokens(path)], otherwise=[]
         )
 
-    def know(self, token: str) -> bool:
+    def admit(self, authorization: str) -> bool:
+        """Return whether this is `Bearer TOKEN` with one of them."""
+        scheme, _, token = authorization.partition(" ")
         # Hashes have one length and all of them are compared, so the time taken tells nothing about a token.
-        given = _hash(token.encode())
-        return sum(hmac.compare_digest(given, known) for known in self._hashes.value()) > 0
+        given = _hash(token.strip().encode())
+        is_known = sum(hmac.compare_digest(given, known) for known in self._hashes.value()) > 0
+        return scheme.lower() == "bearer" and is_known
 
 
 Token = WatchedFiles[str]

@@ -48,15 +48,19 @@ def check_ports_free(places: Iterable[Listening]) -> None:
                 held.enter_context(bound(one))
 
 
-def bound(place: Listening) -> socket.socket:
-    """Return a socket that holds the port and accepts nothing yet. Raise the errors of `refused`."""
+def bound(place: Listening, *, is_shared: bool = False) -> socket.socket:
+    """Return a socket that holds the port and accepts nothing yet. Raise the errors of `refused`.
+
+    With `is_shared`, which takes a system with SO_REUSEPORT, sockets that ask for the same may listen on the port.
+    """
     try:
         found = socket.getaddrinfo(place.host.strip("[]"), place.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         with ExitStack() as opened:
             held = opened.enter_context(socket.socket(found[0][0], socket.SOCK_STREAM))
-            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT if is_shared else socket.SO_REUSEADDR, 1)
             held.bind(found[0][4])
-            held.listen(1)  # two sockets that only bind may share a port
+            if not is_shared:
+                held.listen(1)  # two sockets that only bind may share a port
             opened.pop_all()
             return held
     except OSError as error:
