@@ -5,8 +5,11 @@ import asyncio
 import psutil
 import pytest
 
+from coordinator.processes import reserved
 from paceline.client import Client
+from paceline.errors import AddressInUse
 from paceline.types import GenerationRequest, TokenIds
+from paceline.wire.ports import Listening, bound
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints
 from tests.services import PATIENT, Service
@@ -49,3 +52,11 @@ async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
                 running.cancel()
         finally:
             service.close()
+
+
+@pytest.mark.parametrize("flag", ["--port", "--health-port"])
+def test_a_port_that_is_taken_is_told_with_its_own_flag(flag: str) -> None:
+    """That of health checks was told as --port."""
+    with bound(Listening("--port", "127.0.0.1", 0)) as taken:
+        with pytest.raises(AddressInUse, match=f"choose another {flag},"), reserved(flag, *taken.getsockname()):
+            pass
