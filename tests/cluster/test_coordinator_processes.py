@@ -57,6 +57,9 @@ async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
 @pytest.mark.parametrize("flag", ["--port", "--health-port"])
 def test_a_port_that_is_taken_is_told_with_its_own_flag(flag: str) -> None:
     """That of health checks was told as --port."""
-    with bound(Listening("--port", "127.0.0.1", 0)) as taken:
-        with pytest.raises(AddressInUse, match=f"choose another {flag},"), reserved(flag, *taken.getsockname()):
-            pass
+    with (
+        bound(Listening("--port", "127.0.0.1", 0)) as taken,
+        pytest.raises(AddressInUse, match=f"choose another {flag},"),
+        reserved(flag, *taken.getsockname()),
+    ):
+        pass
