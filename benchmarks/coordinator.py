@@ -63,8 +63,8 @@ console = Console(highlight=False)
 
 DRAFTED = (300, 400, 500, 600, 700, 800, 900, 1000)
 MAX_LENGTH = 10_000
-HEADS_COUNT = 5
-"""Most tokens that the target's heads draft, where it has any."""
+HEADS_COUNT = "5"
+"""Most tokens that the target's heads draft, where it has any and `auto` decides how many."""
 
 DraftCount = Annotated[str, typer.Option(help="a number, or auto")]
 HeadsDraft = Annotated[bool, typer.Option(help="the target's heads draft in place of a draft service")]
@@ -266,7 +266,9 @@ async def _rounds(
 @asynccontextmanager
 async def _coordinator(batch_size: int, draft_count: str, *flags: str, heads: bool = False) -> AsyncIterator[Endpoint]:
     """Run a coordinator over instant models."""
-    async with instant_models("--heads-count", str(HEADS_COUNT if heads else 0)) as (draft, target):
+    async with instant_models(
+        "--heads-count", (draft_count if draft_count.isdecimal() else HEADS_COUNT) if heads else "0"
+    ) as (draft, target):
         models = ["--draft", NO_DRAFT if heads else draft, "--target", target, "--log-level", "error"]
         sizes = ["--batch-size", str(batch_size), "--draft-count", draft_count]
         async with running_service("coordinator", [*models, *sizes, *flags]) as service:

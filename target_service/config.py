@@ -32,7 +32,8 @@ class TargetSettings(ModelServiceSettings):
         default="auto",
         description="strict: no result depends on what is computed beside it, so speculative output equals plain "
         "decoding bit for bit; slower. fast: the fastest way; in half precision output may then differ from plain "
-        "decoding. auto: strict in bfloat16, float16 and with w8a8; else fast, where output equals Hugging Face's",
+        "decoding. auto: strict in bfloat16, float16 and with w8a8; else fast, where float32 output equals Hugging "
+        "Face's",
     )
 
     @model_validator(mode="after")

@@ -109,8 +109,8 @@ class Replica(Generic[RemoteT_co]):
         try:
             if await self._remote.is_serving(CHECK_TIMEOUT_S):
                 await self._describe()
-                if not self.is_up:
-                    # Before it is up: it may next be given a sequence that it still owes to free.
+                if self.state not in (ReplicaState.UP, ReplicaState.DRAINING):
+                    # Before it is used: it may next be given a sequence that it still owes to free.
                     await self._release_owed()
                 self._set(ReplicaState.UP if self._is_named else ReplicaState.DRAINING)
             else:

@@ -150,7 +150,8 @@ class ClusterFlags(PairFlags):
         Literal["auto", "fast", "strict"] | None,
         typer.Option(
             help="strict: speculative output equals plain decoding bit for bit. fast gives that up in half precision. "
-            "Unset: auto: strict in bfloat16, float16 and with w8a8; else fast, where output equals Hugging Face's."
+            "Unset: auto: strict in bfloat16, float16 and with w8a8; else fast, where float32 output equals Hugging "
+            "Face's."
         ),
     ]
     batch_size: Annotated[int | None, typer.Option(min=1, help="Most generations in a round. Unset: 8.")]

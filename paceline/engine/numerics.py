@@ -45,9 +45,11 @@ def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fa
 
 
 def check_ranks(model: LoadedModel, options: EngineOptions) -> None:
-    """Raise StartupError in a rank that may give other bits than the first, where numerics are strict.
+    """Raise StartupError in a rank with other numerics than the first or, where they are strict, with other kernels.
 
     A replica's identity names the kernels of its first rank alone. All ranks call it, once they have loaded.
     """
-    if model.group and resolved_numerics(model, options) == "strict":
-        model.group.check_alike({"processor and kernels": kernels_of(model, options.layout, fixed_shapes=False)})
+    if model.group:
+        numerics = resolved_numerics(model, options)
+        kernels = kernels_of(model, options.layout, fixed_shapes=False) if numerics == "strict" else ""
+        model.group.check_alike({"numerics": numerics, "processor and kernels": kernels})

@@ -19,7 +19,7 @@ class EngineOptions:
     prefill_chunk_tokens: int = 256
     """Most prompt tokens that one call computes, for all its rows together."""
     numerics: Numerics = "auto"
-    """`auto` is strict in bfloat16 and float16 and fast in float32; see `engine.numerics`."""
+    """`auto` is strict in bfloat16, float16 and with w8a8, else fast; see `engine.numerics`."""
     fixed_shapes: bool = True
     """Whether to pad passes to shapes that are recorded and replayed, where the device's kernels allow it."""
     takes_steps: bool = False

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from paceline.gateway.access import LIVENESS_PATH, BearerTokens
 from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
-from paceline.gateway.errors import HANDLERS, SHUTTING_DOWN, HttpError, http_error
+from paceline.gateway.errors import HANDLERS, HttpError, http_error, shutting_down
 from paceline.gateway.page import Page
 from paceline.security.tokens import KnownTokens
 from paceline.types import ClusterDescription
@@ -69,7 +69,7 @@ class _Paths:
 
     async def health(self, _: Request) -> Response:
         if self._gateway.running.is_draining:
-            raise SHUTTING_DOWN
+            raise shutting_down()
         if self._gateway.model.failure:
             raise http_error(self._gateway.model.failure)
         return _json(WELL)

@@ -60,7 +60,11 @@ class GatewaySettings(ProcessSettings):
         description="form in which the model writes calls of tools; hermes: JSON between <tool_call> tags, as Qwen and "
         "most others; llama3-json: JSON alone",
     )
-    max_body_bytes: Count = Field(default=8 << 20, description="largest body of a request; a larger one is refused")
+    max_body_bytes: Count = Field(
+        default=8 << 20,
+        description="largest body of a request; a larger one is refused. All that are in work have 64MiB together, or "
+        "as much as one, if that is more",
+    )
     max_requests: Count = Field(
         default=1000, description="most requests for outputs at once; further ones are refused with status 429"
     )

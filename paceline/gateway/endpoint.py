@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from paceline.client import NO_HEADERS
 from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from paceline.gateway.apis import COMPLETION, Api, BodyT
-from paceline.gateway.errors import SHUTTING_DOWN, HttpError, answer_to
+from paceline.gateway.errors import HttpError, answer_to, shutting_down, too_many
 from paceline.gateway.generating import Deliver, Generator, bounded, generate_all, unless_client_leaves
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
@@ -32,13 +32,9 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 log = structlog.get_logger()
-TOO_MANY = HttpError(
-    429,
-    "the gateway has as many requests as it takes (--max-requests); ask again later",
-    "rate_limit_error",
-    code="rate_limit_exceeded",
-    headers={"retry-after": "1"},
-)
+FULL = "the gateway has as many requests as it takes (--max-requests); ask again later"
+CUT_OFF_S = 1.0
+"""Time in which a client is told that the gateway stops."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +79,8 @@ class Endpoint(Generic[BodyT]):
         """Return why a request that comes now is refused; None: it is not."""
         running = self._gateway.running
         if running.is_draining:
-            return SHUTTING_DOWN
-        return TOO_MANY if running.is_full else None
+            return shutting_down()
+        return too_many(FULL) if running.is_full else None
 
 
 class _Call(Generic[BodyT]):
@@ -111,12 +107,21 @@ class _Call(Generic[BodyT]):
             self._record.status = 200 if done else CLIENT_LEFT
         except ClientDisconnect:
             self._record.status = CLIENT_LEFT
-        except asyncio.CancelledError:
-            await self._fail(SHUTTING_DOWN)  # nothing but the end of the server cancels this
+        except asyncio.CancelledError:  # by nothing but the end of the server
+            await self._cut_off()
         except Exception as error:
             await self._fail(answer_to(error))
             if self._record.status == 500:
                 log.error("unexpected error", exc_info=error)
+
+    async def _cut_off(self) -> None:
+        """Tell the client that the gateway stops, unless it has all, or does not read."""
+        error = shutting_down()
+        self._record.status = error.status
+        if not self._events.is_whole:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CUT_OFF_S):
+                    await self._fail(error)
 
     async def _answered(self, take_room: Callable[[int], None]) -> bool:
         """Read, generate and answer. Return False when the client left before the end."""

@@ -86,9 +86,15 @@ def invalid(message: str, param: str | None = None) -> HttpError:
 
 
 UNEXPECTED = HttpError(500, "the gateway failed unexpectedly; its log says why", SERVER)
-SHUTTING_DOWN = HttpError(
-    503, "the gateway is shutting down; ask again, which reaches another", SERVER, headers=RETRY_SOON
-)
+
+
+def shutting_down() -> HttpError:
+    # Made anew each time, as all errors: one that is raised keeps the frames that it passes.
+    return HttpError(503, "the gateway is shutting down; ask again, which reaches another", SERVER, headers=RETRY_SOON)
+
+
+def too_many(words: str) -> HttpError:
+    return HttpError(429, words, "rate_limit_error", code="rate_limit_exceeded", headers=RETRY_SOON)
 
 
 def http_error(error: PacelineError) -> HttpError:

@@ -9,6 +9,7 @@ from paceline.gateway.errors import invalid
 
 UNREAD_OPTION: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """Linux has it."""
+LONGEST_MS = 2**31 - 1
 NO_HTTP = invalid("the request is no HTTP/1.1 that can be read; its line, its headers or its chunks are broken")
 
 
@@ -34,4 +35,5 @@ def hang_up_on_unread(listener: socket.socket, timeout_s: float) -> None:
     What is written is in its buffers, or the server's, and would stay there for as long as the client answers probes.
     """
     if UNREAD_OPTION is not None:
-        listener.setsockopt(socket.IPPROTO_TCP, UNREAD_OPTION, round(1e3 * timeout_s))  # those accepted inherit it
+        timeout_ms = min(round(1e3 * timeout_s), LONGEST_MS)
+        listener.setsockopt(socket.IPPROTO_TCP, UNREAD_OPTION, timeout_ms)  # those accepted inherit it

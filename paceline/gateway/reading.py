@@ -9,20 +9,14 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
 from paceline.gateway import bodies
-from paceline.gateway.errors import HttpError, invalid
+from paceline.gateway.errors import HttpError, invalid, too_many
 
 BODY_TIMEOUT_S = 60.0
 LONG_BODY_BYTES = 64 << 10
 """Bodies from this size on are read in a thread, so that no stream waits for them."""
 MOST_BODIES_BYTES = 64 << 20
 """Bytes of the bodies of all requests in work; what is made of them takes several times as much."""
-NO_ROOM = HttpError(
-    429,
-    f"the gateway has bodies of {MOST_BODIES_BYTES >> 20} MiB in work, as many as it takes; ask again later",
-    "rate_limit_error",
-    code="rate_limit_exceeded",
-    headers={"retry-after": "1"},
-)
+FULL_OF_BODIES = "the gateway has as many bytes of bodies in work as it takes; ask again later, or for less at a time"
 BodyT = TypeVar("BodyT", bound=BaseModel)
 ReadT = TypeVar("ReadT")
 _FIELDS = {
@@ -41,13 +35,13 @@ class BodyRoom:
 
     @contextmanager
     def one(self) -> Iterator[Callable[[int], None]]:
-        """Yield what takes room for so many more bytes, while the block runs. It raises `NO_ROOM`."""
+        """Yield what takes room for so many more bytes, while the block runs, or raises HttpError."""
         taken_bytes = 0
 
         def take(byte_count: int) -> None:
             nonlocal taken_bytes
             if byte_count > self._left_bytes:
-                raise NO_ROOM
+                raise too_many(FULL_OF_BODIES)
             taken_bytes += byte_count
             self._left_bytes -= byte_count
 

@@ -29,7 +29,7 @@ _OPTIONS = [
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 30_000, 10_000
 """Milliseconds after which a vanished caller is noticed and its calls cancelled; gRPC's default is two hours."""
 LIVENESS_NAME = "liveness"
-"""Name under which health checks tell that the process answers, whether it can serve now or not."""
+"""Name under which health checks tell that the process answers, whether it can serve now or not, until it stops."""
 
 
 @dataclass(frozen=True)

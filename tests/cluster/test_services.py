@@ -238,8 +238,9 @@ async def test_a_release_is_carried_out_though_its_caller_waits_no_longer(target
     finally:
         finish.set()
     await busy
-    while target.runner.describe().cache.sequence_count:
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(TIMEOUT_S):
+        while target.runner.describe().cache.sequence_count:
+            await asyncio.sleep(0.01)
 
 
 async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:

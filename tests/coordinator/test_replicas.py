@@ -170,9 +170,16 @@ async def test_what_is_owed_is_freed_by_the_next_look_that_finds_it() -> None:
     assert list(remote.token_ids) == ["b"]
 
 
-@pytest.mark.parametrize(("is_draining", "state"), [(False, ReplicaState.UP), (True, ReplicaState.DRAINING)])
+@pytest.mark.parametrize(
+    ("is_draining", "is_named", "state"),
+    [
+        (False, True, ReplicaState.UP),
+        (True, True, ReplicaState.DRAINING),
+        (False, False, ReplicaState.DRAINING),
+    ],
+)
 async def test_a_replica_that_is_too_busy_to_free_what_is_owed_is_not_away(
-    is_draining: bool, state: ReplicaState
+    is_draining: bool, is_named: bool, state: ReplicaState
 ) -> None:
     """Its health was good, and a release that waited for a long pass made it lose its sequences' caches."""
 
@@ -186,6 +193,7 @@ async def test_a_replica_that_is_too_busy_to_free_what_is_owed_is_not_away(
     await replica.look()
     remote.owe(["a"])
     remote.is_draining = is_draining
+    replica.set_named(is_named)
     for _ in range(2 * FAILED_CHECKS_TO_LOSE):
         await replica.look()
         assert replica.state is state and replica.fits

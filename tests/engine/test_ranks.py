@@ -195,9 +195,16 @@ def test_ranks_round_no_rows(pairs: dict[str, PairOfCheckpoints]) -> None:
         load_share(model, "auto", "cpu", "w8a8", OPTIONS, RankPlace(0, SHARES), meet)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_strict_ranks_on_machines_of_two_kinds_are_refused(
-    is_strict: bool, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("first_numerics", "second_numerics", "words"),
+    [("strict", "strict", "processor and kernels"), ("strict", "fast", "numerics"), ("fast", "fast", "")],
+)
+def test_ranks_of_other_numerics_and_strict_ones_on_machines_of_two_kinds_are_refused(
+    first_numerics: Any,
+    second_numerics: Any,
+    words: str,
+    pairs: dict[str, PairOfCheckpoints],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The identity of a replica tells what its first rank runs on, and outputs went on at others with other bits."""
     channels = {pair: Channel() for pair in product(range(2), range(2))}
@@ -207,10 +214,9 @@ def test_strict_ranks_on_machines_of_two_kinds_are_refused(
     first, second = (replace(loaded, group=group) for group in groups)
     kinds = {groups[0]: "AMX", groups[1]: "AVX2"}
     monkeypatch.setattr(numerics, "kernels_of", lambda model, *_, **__: kinds[model.group])
-    options = EngineOptions(numerics="strict" if is_strict else "fast")
-    check_ranks(first, options)
-    with pytest.raises(StartupError, match="rank 1 differs .* processor and kernels") if is_strict else nullcontext():
-        check_ranks(second, options)
+    check_ranks(first, EngineOptions(numerics=first_numerics))
+    with pytest.raises(StartupError, match=f"rank 1 differs .* {words}") if words else nullcontext():
+        check_ranks(second, EngineOptions(numerics=second_numerics))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Who gets in, what is said to those who do not, and what a request leaves behind."""
 
 import asyncio
+import gc
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -31,6 +32,7 @@ from paceline.errors import (
 from paceline.gateway import endpoint
 from paceline.gateway.apis import COMPLETION
 from paceline.gateway.endpoint import Endpoint
+from paceline.gateway.errors import HttpError
 from paceline.gateway.formats import response_format_of
 from paceline.gateway.reading import LONG_BODY_BYTES
 from paceline.gateway.sse import DONE
@@ -254,6 +256,15 @@ async def test_more_requests_than_it_takes_are_to_come_again() -> None:
     async with scripted_door(ScriptedGenerator(), most=0) as door:
         answer = await door.complete()
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+
+
+async def test_an_error_that_is_given_again_and_again_keeps_nothing_of_its_requests() -> None:
+    """Each time it was raised it kept the frames that it passed, with the request and what came of its body."""
+    async with scripted_door(ScriptedGenerator(), most=0) as door:
+        for _ in range(3):
+            assert (await door.complete()).status_code == 429
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is HttpError and one.__traceback__]
 
 
 async def test_bodies_that_are_together_more_than_it_takes_are_to_come_again() -> None:

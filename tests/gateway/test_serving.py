@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from paceline.client import Client, RetryPolicy
 from paceline.errors import AddressInUse, Overloaded, StartupError
 from paceline.gateway.config import GatewaySettings
-from paceline.gateway.errors import SHUTTING_DOWN
+from paceline.gateway.errors import shutting_down
 from paceline.gateway.generating import generate_all
 from paceline.gateway.http import UNREAD_OPTION, hang_up_on_unread
 from paceline.gateway.serving import running_gateway
@@ -110,6 +110,7 @@ async def test_a_taken_port_is_named() -> None:
 def test_the_system_ends_connections_of_clients_that_never_read() -> None:
     """What a whole answer had in the server's buffers stayed there for as long as such a client lived."""
     with bound(Listening("--port", "127.0.0.1", 0)) as listener:
+        hang_up_on_unread(listener, 1e9)  # the longest that can be set
         hang_up_on_unread(listener, 90.5)
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert UNREAD_OPTION and accepted.getsockopt(socket.IPPROTO_TCP, UNREAD_OPTION) == 90_500
@@ -171,7 +172,7 @@ async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: b
     else:
         assert answer.status_code == 503
         error = answer.json()["error"]
-    assert error["message"] == SHUTTING_DOWN.message
+    assert error["message"] == shutting_down().message
 
 
 async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None:
