@@ -266,9 +266,8 @@ async def _rounds(
 @asynccontextmanager
 async def _coordinator(batch_size: int, draft_count: str, *flags: str, heads: bool = False) -> AsyncIterator[Endpoint]:
     """Run a coordinator over instant models."""
-    async with instant_models(
-        "--heads-count", (draft_count if draft_count.isdecimal() else HEADS_COUNT) if heads else "0"
-    ) as (draft, target):
+    heads_count = (draft_count if draft_count.isdecimal() else HEADS_COUNT) if heads else "0"
+    async with instant_models("--heads-count", heads_count) as (draft, target):
         models = ["--draft", NO_DRAFT if heads else draft, "--target", target, "--log-level", "error"]
         sizes = ["--batch-size", str(batch_size), "--draft-count", draft_count]
         async with running_service("coordinator", [*models, *sizes, *flags]) as service:

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 FULL = "the gateway has as many requests as it takes (--max-requests); ask again later"
-CUT_OFF_S = 1.0
-"""Time in which a client is told that the gateway stops."""
+LAST_WORDS_S = 1.0
+"""Time that a client has to take the news that the gateway stops."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Call(Generic[BodyT]):
         self._record.status = error.status
         if not self._events.is_whole:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CUT_OFF_S):
+                async with asyncio.timeout(LAST_WORDS_S):
                     await self._fail(error)
 
     async def _answered(self, take_room: Callable[[int], None]) -> bool:

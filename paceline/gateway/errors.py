@@ -93,8 +93,9 @@ def shutting_down() -> HttpError:
     return HttpError(503, "the gateway is shutting down; ask again, which reaches another", SERVER, headers=RETRY_SOON)
 
 
-def too_many(words: str) -> HttpError:
-    return HttpError(429, words, "rate_limit_error", code="rate_limit_exceeded", headers=RETRY_SOON)
+def too_many(words: str, retry_after_s: float = 1.0) -> HttpError:
+    headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
+    return HttpError(429, words, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
 def http_error(error: PacelineError) -> HttpError:
@@ -110,8 +111,7 @@ def http_error(error: PacelineError) -> HttpError:
         case MessageTooLarge():
             return HttpError(413, message, code="request_too_large")
         case Overloaded():
-            headers = {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
-            return HttpError(429, message, "rate_limit_error", code="rate_limit_exceeded", headers=headers)
+            return too_many(message, error.retry_after_s)
         case CallTimedOut():
             return HttpError(504, message, SERVER, code="timeout")
         case ModelChanged():

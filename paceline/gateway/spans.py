@@ -14,11 +14,11 @@ MAX_HEADER_CHARACTERS = 512
 
 def callers_trace(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that name the caller's trace, but for values that metadata cannot carry."""
-    return {name: value for name, value in _carried(headers).items() if name in TRACE_HEADERS}
+    return _carried({name: headers[name] for name in TRACE_HEADERS if name in headers})
 
 
 def _carried(headers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers whose values metadata can carry on."""
+    """Return those of the headers whose values metadata can carry on."""
     return {
         name: value
         for name, value in headers.items()
