@@ -36,7 +36,7 @@ from paceline.errors import (
 )
 from paceline.observe.tracing import traced_call, traced_channel
 from paceline.received import Received
-from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, Clock, OnRetry, Outage, Retry, RetryPolicy, Sleep
+from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.shared_stream import STREAM_METHOD, SharedStream
@@ -114,7 +114,7 @@ class Client:
         *,
         shares_stream: bool = False,
         on_retry: OnRetry | None = None,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         """`address` is HOST:PORT, or several separated by commas. One is used until it fails or is full, then the next.

@@ -9,7 +9,6 @@ from paceline.errors import CallTimedOut, Overloaded, PacelineError, PeerUnavail
 MAX_DOUBLINGS = 32
 """Doublings beyond any longest pause. Floats would overflow after about a thousand."""
 
-Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -60,7 +59,13 @@ class Outage:
     """Failures in a row, with nothing received between them, of the calls for one request."""
 
     def __init__(
-        self, policy: RetryPolicy, *, ends_at_s: float | None, clock: Clock, sleep: Sleep, on_retry: OnRetry | None
+        self,
+        policy: RetryPolicy,
+        *,
+        ends_at_s: float | None,
+        clock: Callable[[], float],
+        sleep: Sleep,
+        on_retry: OnRetry | None,
     ) -> None:
         """`ends_at_s` is the deadline of the request on the clock; None for no deadline."""
         self._policy = policy

@@ -28,7 +28,6 @@ from paceline.types import FinishReason, GenerationFinish, OutputPiece, SourceUs
 
 log = structlog.get_logger()
 
-Clock = Callable[[], float]
 _OUR_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
 _CODES = (
     *(grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED),
@@ -71,7 +70,7 @@ class RequestMetrics:
 class RequestRecord:
     """One request, from its arrival to its end."""
 
-    def __init__(self, metrics: RequestMetrics, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, metrics: RequestMetrics, clock: Callable[[], float] = time.perf_counter) -> None:
         self.request_id = secrets.token_hex(8)
         self.queued: Request | None = None
         """The request; None until it is queued."""

@@ -73,8 +73,9 @@ class AutoPlanner:
         return self._lanes.count
 
     def plan(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> dict[Generation, Wish]:
-        outlooks = self._outlooks.of(group, max_lengths)
         self._largest = max(self._largest, _size_class(len(group)))
+        # What draft services would give matters where one may be asked, or where that is decided.
+        outlooks = self._outlooks.of(group, max_lengths if self._search(len(group)).may_ask else {})
         if not self._search(len(group)).rounds_left:
             self._decide(outlooks)
         return self._search(len(group)).plan(outlooks)
@@ -152,6 +153,11 @@ class _Search:
         """Tokens that rounds with the best count were to give in their time, and that they gave; sums that forget."""
         self._trials: dict[int, _Trial] = {}
         self._heads = HeadsChoice(self._costs)
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether the next round may ask draft services."""
+        return self._count > 0 or not self.rounds_left
 
     def for_other_lanes(self) -> "_Search":
         """Return a search that begins with what this one has learned, and measures it anew."""

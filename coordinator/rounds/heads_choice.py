@@ -74,6 +74,8 @@ class HeadsChoice:
         """Return these uses, or those of a trial: none, or as many drafts as there may be."""
         if any(use.are_best for use in uses) and self._none.is_due(gain):
             return [NO_HEADS] * len(uses)
+        if not self._more.may_begin:
+            return uses
         more = [
             one.most_heads(copied, prices) if use.are_best and use.count < len(one.heads_chances) else use
             for one, copied, use in zip(outlooks, copies, uses, strict=True)
@@ -84,18 +86,18 @@ class HeadsChoice:
         self, outlooks: Sequence[Outlook], copies: Sequence[Option], asked: Sequence[Option], prices: Prices
     ) -> list[HeadsUse]:
         """Return no uses, or those of a trial."""
+        none = [NO_HEADS] * len(outlooks)
+        if not self._more.may_begin:
+            return none
         # Where a draft service is asked, its drafts save already what the heads' would.
         most = [
             one.most_heads(copied, prices, are_useful=not ask.count)
             for one, copied, ask in zip(outlooks, copies, asked, strict=True)
         ]
-        none = [NO_HEADS] * len(most)
         return most if self._is_due(most, none, prices) else none
 
     def _is_due(self, more: Sequence[HeadsUse], uses: Sequence[HeadsUse], prices: Prices) -> bool:
         """Return whether to try more drafts than these uses."""
-        if not self._more.may_begin:
-            return False
         loss = (_worth(uses, prices) - _worth(more, prices)) / prices.time
         saved = (sum([use.tokens for use in more]) - sum([use.tokens for use in uses])) / prices.time
         doubt = self._costs.doubt(_work(more), _work(uses))

@@ -5,7 +5,7 @@ Written against protocols, which the remote clients and the tests' fakes impleme
 """
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from coordinator.protocols import Deadline, Drafter, Verifies
@@ -14,7 +14,6 @@ from coordinator.rounds.further_rounds import LEAST_SHARE, NONE_FURTHER, Further
 from coordinator.rounds.prompt_shares import prompt_shares
 from coordinator.rounds.round_drafts import (
     Asked,
-    Clock,
     Draft,
     ask_drafts,
     coming_prompts,
@@ -53,7 +52,7 @@ async def run_round(
     draft_worth_s: float | None = None,
     is_alone: bool = False,
     further: FurtherCounts = NONE_FURTHER,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> RoundReport:
     """Run one round for a group, with the drafts that `wishes` name for each generation, and commit its tokens.
 

@@ -18,8 +18,6 @@ from paceline.errors import CacheFull, CallTimedOut, InvalidRequest, Overloaded,
 from paceline.tasks import results_of, side_by_side
 from paceline.types import DraftSource, HopTime, Proposal, Proposals, ProposeRow
 
-Clock = Callable[[], float]
-
 _KEEPS_CACHE = (Overloaded, PeerUnavailable, CallTimedOut)
 """Errors of a propose row that say nothing about its cache."""
 
@@ -64,7 +62,7 @@ async def ask_drafts(
     taken_in: Set[Generation],
     drafters: Mapping[str, Drafter],
     deadline: Deadline,
-    clock: Clock,
+    clock: Callable[[], float],
 ) -> dict[str, Asked]:
     """Ask the draft services of every model at once; return what came of it, by model."""
     wished = {one.draft_model for one in wishes.values() if one.asked_count}
@@ -79,7 +77,7 @@ async def _ask(
     taken_in: Set[Generation],
     drafter: Drafter,
     deadline: Deadline,
-    clock: Clock,
+    clock: Callable[[], float],
 ) -> Asked | None:
     """Ask for draft tokens where they can help; return None where they cannot for any row."""
     wanted: list[tuple[Generation, int]] = []

@@ -14,7 +14,6 @@ from paceline.errors import Overloaded, PacelineError
 from paceline.types import GenerationRequest, OutputPiece, Usage
 
 Generate = Callable[[GenerationRequest], AsyncIterator[OutputPiece]]
-Clock = Callable[[], float]
 Sleep = Callable[[float], Awaitable[None]]
 
 
@@ -69,7 +68,7 @@ class SentRequest:
 class LoadLog:
     """The log of a run, which grows during the run and survives an interruption."""
 
-    clock: Clock = time.perf_counter
+    clock: Callable[[], float] = time.perf_counter
     began_s: float = 0.0
     sent_count: int = 0
     records: list[SentRequest] = field(default_factory=list)
