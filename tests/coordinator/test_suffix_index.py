@@ -31,11 +31,11 @@ def searched(prompt: list[int], output: list[int], most: int) -> Guess | None:
     """
     text, first = prompt + output, len(prompt)
     for shortest in (4, 1):
-        # What follows a place in the prompt ends with the prompt.
-        parts = [(max(1, first), len(text), len(text)), (1, first, first)]
+        # What follows a place in the prompt ends with the prompt, if there is an output.
+        parts = [(range(max(1, first), len(text)), text), (range(1, first), prompt)]
         found: list[tuple[int, list[int]]] = []
-        for start, stop, end in parts:
-            own = [(common_length(text, place), text[place : min(end, place + most)]) for place in range(start, stop)]
+        for places, part in parts:
+            own = [(common_length(text, place), following(part, place, most, text)) for place in places]
             found += [one for one in reversed(own) if one[0] >= shortest][:4] if len(found) < 4 else []
         if found:
             longest = max(length for length, _ in found)
@@ -43,6 +43,14 @@ def searched(prompt: list[int], output: list[int], most: int) -> Guess | None:
             token_ids, shares = voted([followers for length, followers in found[:4] if 2 * length >= longest])
             return Guess(token_ids, longest, shares)
     return None
+
+
+def following(part: list[int], place: int, most: int, text: list[int]) -> list[int]:
+    """Return what follows a place; after the end of the whole text what was found goes on with itself."""
+    found = part[place : place + most]
+    while len(part) == len(text) and len(found) < most:
+        found.append(found[place - len(part)])
+    return found
 
 
 def common_length(text: list[int], place: int) -> int:
@@ -83,7 +91,8 @@ def test_every_guess_followed_the_same_tokens_earlier(prompt: list[int], pieces:
         if guess:
             assert 1 <= len(guess.token_ids) == len(guess.shares) <= most
             assert all(0 < share <= 1 for share in guess.shares)
-            followed = [text[place : place + len(guess.token_ids)] for place in places]
+            whole = [*text, *guess.token_ids]
+            followed = [whole[place : place + len(guess.token_ids)] for place in places]
             assert list(guess.token_ids) in followed
             ending = text[len(text) - guess.match_length :]
             assert any(text[place - guess.match_length : place] == ending for place in places)
@@ -116,6 +125,21 @@ def test_a_match_is_followed_as_long_as_it_goes_on_and_its_length_grows() -> Non
         guess = index.guess(context, 4)
         assert guess and guess.token_ids == tuple(range(start + 3, start + 7))
     assert guess and guess.match_length > COMPARED
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_a_text_that_repeats_itself_is_guessed_beyond_its_end(period: int) -> None:
+    """It was guessed up to its end: a loop of two tokens gave two drafts a round."""
+    loop = list(range(period))
+    index, context = suffixes_of([9, 9, *loop]), CommittedTokens(packed([9, 9, *loop]))
+    for _ in range(8):
+        context += loop
+        guess = index.guess(context, 12)
+        assert guess and guess.token_ids == tuple((loop * 12)[:12]) and set(guess.shares) == {1.0}
+
+
+def test_so_is_one_that_began_in_the_prompt() -> None:
+    assert guess_after([7, 1, 2], [7, 1, 2], most=6) == Guess((7, 1, 2, 7, 1, 2), 3, (1.0,) * 6)
 
 
 def test_after_a_departure_another_match_is_looked_for() -> None:

@@ -141,41 +141,44 @@ struct Guess {
 struct Vote {
     const Token *token_ids;
     int64_t count;
+    bool repeats;  // after them come the guess's own first ones: they end where the guess begins
 };
 
-// Writes the tokens that most votes go on with, and their shares. Each token counts the votes for all before it; of equally
-// many votes the first ones win.
-void agree(Vote *votes, int64_t vote_count, Guess *guess) {
+// Writes at most `most` tokens that most votes go on with, and their shares. Each token counts the votes for all before it;
+// of equally many votes the first ones win.
+void agree(Vote *votes, int64_t vote_count, int64_t most, Guess *guess) {
     for (int64_t at = 0;; at++) {
-        const Vote *end = std::remove_if(votes, votes + vote_count, [=](const Vote &one) { return one.count <= at; });
+        const auto token_of = [=](const Vote &v) { return at < v.count ? v.token_ids[at] : guess->token_ids[at - v.count]; };
+        const auto ends = [=](const Vote &v) { return at >= v.count && !v.repeats; };
+        const int64_t going_on = std::remove_if(votes, votes + vote_count, ends) - votes;
         guess->token_count = at;
-        if (end == votes) return;
-        const int64_t going_on = end - votes;
-        int64_t most = 0;
+        if (!going_on || at >= most) return;
+        int64_t largest = 0;
         Token chosen = 0;
-        for (const Vote *one = votes; one < end; one++) {
-            const Token token = one->token_ids[at];
-            const int64_t count = std::count_if(votes, votes + going_on, [=](const Vote &v) { return v.token_ids[at] == token; });
-            if (count > most) most = count, chosen = token;
+        for (const Vote *one = votes; one < votes + going_on; one++) {
+            const Token token = token_of(*one);
+            const int64_t count = std::count_if(votes, votes + going_on, [=](const Vote &v) { return token_of(v) == token; });
+            if (count > largest) largest = count, chosen = token;
         }
         guess->token_ids[at] = chosen;
-        guess->shares[at] = static_cast<double>(most) / going_on;
-        std::remove_if(votes, votes + going_on, [=](const Vote &one) { return one.token_ids[at] != chosen; });
-        vote_count = most;
+        guess->shares[at] = static_cast<double>(largest) / going_on;
+        std::remove_if(votes, votes + going_on, [=](const Vote &v) { return token_of(v) != chosen; });
+        vote_count = largest;
     }
 }
 
 // Guesses at most `most` tokens that followed the longest matches, by a vote of those that are at least half as long: what
 // SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps as counts in the nodes of a suffix tree. Of equal ones the first win.
-void guess_of(Match *matches, int match_count, int64_t most, Guess *guess) {
+// The guess goes on where `latest` ends: what followed a place in it goes on with the guess itself, as copies of LZ77 do.
+void guess_of(Match *matches, int match_count, const Text *latest, int64_t most, Guess *guess) {
     std::stable_sort(matches, matches + match_count, [](const Match &a, const Match &b) { return a.length > b.length; });
     Vote votes[FOUND];
     int64_t vote_count = 0;
     for (const Match *one = matches; one < matches + std::min(match_count, FOUND); one++)
         if (2 * one->length >= matches->length)
-            votes[vote_count++] = {one->text->at(one->place), std::min(most, one->text->count() - one->place)};
+            votes[vote_count++] = {one->text->at(one->place), one->text->count() - one->place, one->text == latest};
     guess->match_length = match_count ? matches->length : 0;
-    agree(votes, vote_count, guess);
+    agree(votes, vote_count, most, guess);
 }
 
 // The prompt and the output of a generation.
@@ -188,15 +191,15 @@ class Suffixes {
     void guess(const Token *added, int64_t added_count, int64_t most, Guess *guess) {
         extend(added, added_count);
         follow(added, added_count);
+        const Text &latest = *texts_.front();
         if (followed_.length >= COMPARED) {
             Match followed = followed_;
-            guess_of(&followed, 1, most, guess);
+            guess_of(&followed, 1, &latest, most, guess);
             if (guess->token_count) return;
         }
         Match found[2 * FOUND];
-        const Text &latest = *texts_.front();
         const int count = latest_matches(texts_.data(), texts_.size(), latest.at(latest.count()), latest.count(), found);
-        guess_of(found, count, most, guess);
+        guess_of(found, count, &latest, most, guess);
         followed_ = count && found->length >= FOLLOWED ? *found : Match{};
     }
 
@@ -274,7 +277,7 @@ int64_t paceline_text_extend(Text *text, const Token *tokens, int64_t count) { r
 void paceline_text_guess(Text *const *texts, int64_t text_count, const Token *latest, int64_t count, int64_t most, Guess *guess) {
     Match found[2 * FOUND];
     const int found_count = latest_matches(texts, text_count, latest + count, count, found);
-    guess_of(found, found_count, std::min<int64_t>(most, MOST_GUESSED), guess);
+    guess_of(found, found_count, nullptr, std::min<int64_t>(most, MOST_GUESSED), guess);
 }
 
 // Writes lengths and places of matches with the `count` tokens, at most FOUND; returns how many.
