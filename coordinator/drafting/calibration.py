@@ -1,15 +1,13 @@
 """What a guess is worth: the chance that its tokens are right, learned from what was committed.
 
 Every guess is compared with the tokens of its round, used or not, so learning costs no drafts. One calibration serves
-all generations of a coordinator, for one kind of source. Where the target's heads drafted for the same place, their
-draft is a witness: a token that they drafted too is right far more often than others, and where they drafted another
-one the guess is mostly wrong. Knows nothing of rounds.
+all generations of a coordinator, for one kind of source. Knows nothing of rounds.
 """
 
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, chain, repeat
+from itertools import accumulate
 from operator import mul
 
 from coordinator.requests.acceptance import MOST_LIKELY
@@ -25,17 +23,13 @@ PRIOR_WEIGHT = 12.0
 """Weight of the prior chance of a class, in tokens."""
 PRIOR_CHANCES = (0.3, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.85, 0.9, 0.95)
 """Chance by agreement while nothing is known, for a share of 1; times the share for others."""
-CONFIRMED_CHANCE, CONTRADICTED_CHANCE = 0.9, 0.15
-"""Chance while nothing is known where a witness has the same token, and where it has another."""
-CLASS_COUNT = len(LENGTHS) * (SHARE_CLASSES + 1)
-"""Classes of tokens of which no witness says anything. Those of confirmed and of contradicted ones follow them."""
 
 _FIRST_CLASSES = [(SHARE_CLASSES + 1) * (bisect_right(LENGTHS, length) - 1) for length in range(LENGTHS[-1] + 1)]
 """The class of the lowest shares, by agreement."""
 
 
 class Calibration:
-    """Learned shares of right tokens by class: 10 of agreement, 5 of shares, 3 of what a witness says."""
+    """Learned shares of right tokens by class, in 10 classes of agreement and 5 of shares."""
 
     def __init__(self) -> None:
         self._chances = [
@@ -43,19 +37,15 @@ class Calibration:
             for chance in PRIOR_CHANCES
             for share_class in range(SHARE_CLASSES + 1)
         ]
-        self._chances += [CONFIRMED_CHANCE] * CLASS_COUNT + [CONTRADICTED_CHANCE] * CLASS_COUNT
         self._weights = [PRIOR_WEIGHT] * len(self._chances)
         self._believed = [min(one, MOST_LIKELY) for one in self._chances]
         """The same chances, none of them certain."""
         self._known: dict[tuple[int, ...], list[float]] = {}
         """The chances of guesses, by their classes, since something was learned last."""
 
-    def chances(self, guess: Guess, witness: Sequence[int] = ()) -> list[float]:
-        """Return for each token the chance that it and all before it are right.
-
-        `witness` are tokens that the target's heads drafted for the same place; empty: they drafted none.
-        """
-        classes = _classes(guess, witness)
+    def chances(self, guess: Guess) -> list[float]:
+        """Return for each token the chance that it and all before it are right."""
+        classes = _classes_of(guess.match_length, guess.shares)
         if classes not in self._known:
             self._known[classes] = self._reached(classes)
         return self._known[classes]
@@ -63,15 +53,15 @@ class Calibration:
     def _reached(self, classes: Sequence[int]) -> list[float]:
         return [*accumulate(map(self._believed.__getitem__, classes), mul)]
 
-    def observe(self, guess: Guess, committed: Sequence[int], witness: Sequence[int] = ()) -> None:
-        """Learn from the tokens that were committed after the guess was made, beside such a witness.
+    def observe(self, guess: Guess, committed: Sequence[int]) -> None:
+        """Learn from the tokens that were committed after the guess was made.
 
         Tokens after the first wrong one, and after the last committed one, tell nothing.
         """
         if self._known:
             self._known = {}
         chances, weights, believed = self._chances, self._weights, self._believed
-        classes = _classes(guess, witness)
+        classes = _classes_of(guess.match_length, guess.shares)
         for token_id, number, right_id in zip(guess.token_ids, classes, committed, strict=False):
             is_right = token_id == right_id
             weight = weights[number] = MEMORY * weights[number] + 1
@@ -81,34 +71,11 @@ class Calibration:
                 break
 
 
-def equal_count(token_ids: Sequence[int], others: Sequence[int]) -> int:
-    """Return how many first tokens are the same."""
-    pairs = enumerate(zip(token_ids, others, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(token_ids), len(others)))
-
-
-def _classes(guess: Guess, witness: Sequence[int]) -> tuple[int, ...]:
-    """Return the class of each token of a guess."""
-    if not witness:
-        return _classes_of(guess.match_length, guess.shares, 0, is_contradicted=False)
-    confirmed_count = equal_count(guess.token_ids, witness)
-    is_contradicted = confirmed_count < min(len(guess.token_ids), len(witness))
-    if not is_contradicted:
-        confirmed_count = len(guess.token_ids)  # what is right so far mostly goes on so
-    return _classes_of(guess.match_length, guess.shares, confirmed_count, is_contradicted=is_contradicted)
-
-
 @lru_cache(maxsize=4096)
-def _classes_of(
-    match_length: int, shares: tuple[float, ...], confirmed_count: int, *, is_contradicted: bool
-) -> tuple[int, ...]:
-    """Return the class of each token: so many tokens of match and guess stand before it.
-
-    A witness confirms the first `confirmed_count` of them, and may contradict the next. It says nothing of the others.
-    """
-    first_classes = chain([CLASS_COUNT] * confirmed_count, [2 * CLASS_COUNT] * is_contradicted, repeat(0))
+def _classes_of(match_length: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the class of each token of a guess: so many tokens of match and guess stand before it."""
     most = LENGTHS[-1]
     return tuple(
-        first_class + _FIRST_CLASSES[min(agreement, most)] + int(share * SHARE_CLASSES)
-        for (agreement, share), first_class in zip(enumerate(shares, match_length), first_classes, strict=False)
+        _FIRST_CLASSES[min(agreement, most)] + int(share * SHARE_CLASSES)
+        for agreement, share in enumerate(shares, match_length)
     )

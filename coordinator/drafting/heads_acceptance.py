@@ -5,7 +5,6 @@ Every draft is compared with the tokens of its round, used or not, so learning c
 
 from collections.abc import Sequence
 
-from coordinator.drafting.calibration import equal_count
 from coordinator.requests.acceptance import PlaceAcceptance
 from coordinator.requests.generation import HeadsDraft
 from coordinator.smoothing import smoothed
@@ -51,5 +50,8 @@ class HeadsAcceptance:
 
     def observe(self, token_ids: Sequence[int], committed: Sequence[int]) -> None:
         """Learn from the tokens that were committed after the drafts were made."""
-        self._places.add(equal_count(token_ids, committed), min(len(token_ids), len(committed)))
+        right_count, compared_count = 0, min(len(token_ids), len(committed))
+        while right_count < compared_count and token_ids[right_count] == committed[right_count]:
+            right_count += 1
+        self._places.add(right_count, compared_count)
         self._chances = None

@@ -1,8 +1,8 @@
 """The suffix index of one generation: what followed the same tokens earlier, in its prompt or its output.
 
 Prompt lookup (Saxena, 2023) with the longest match, a vote among equal ones, and a bounded search. A long match is
-followed while it goes on. The prompt is indexed once for all outputs of its request. Knows no other
-generation.
+followed while it goes on, and beyond the end of the text where that repeats itself. The prompt is indexed once for all
+outputs of its request. Knows no other generation.
 """
 
 from array import array

@@ -6,7 +6,7 @@ Knows nothing of costs and decides nothing.
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from coordinator.drafting.calibration import Calibration, equal_count
+from coordinator.drafting.calibration import Calibration
 from coordinator.drafting.heads_acceptance import HeadsAcceptance
 from coordinator.requests.acceptance import PlaceAcceptance
 from coordinator.requests.generation import Generation
@@ -33,19 +33,11 @@ class Acceptances:
         """Rounds so far."""
         self.lengths = OutputLengths()
 
-    def of_guesses(self, guesses: Mapping[DraftSource, Guess]) -> dict[DraftSource, Sequence[float]]:
-        """Return the chance that the first 1, 2, ... tokens of each of a generation's guesses are all right."""
-        witness = _drafted_by_heads(guesses)
-        found: dict[DraftSource, Sequence[float]] = {
-            source: self._heads.chances()[: len(witness)]
-            if source is DraftSource.HEADS
-            else self._calibration(source).chances(guess, witness)
-            for source, guess in guesses.items()
-        }
-        for source, guess in guesses.items() if witness else ():
-            if source is not DraftSource.HEADS and (count := equal_count(witness, guess.token_ids)):
-                found[DraftSource.HEADS] = _confirmed(found[DraftSource.HEADS], found[source][:count])
-        return found
+    def of_guess(self, source: DraftSource, guess: Guess) -> Sequence[float]:
+        """Return the chance that the first 1, 2, ... tokens of a guess are all right."""
+        if source is DraftSource.HEADS:
+            return self._heads.chances()[: len(guess.token_ids)]
+        return self._calibration(source).chances(guess)
 
     def of_models(self, max_lengths: Mapping[str, int]) -> dict[str, "ModelAcceptance"]:
         """Return what is known of draft services now, by model; they draft for generations of so many tokens."""
@@ -77,7 +69,8 @@ class Acceptances:
         step = -(-len(rows) // GUESSED_ROWS)
         for row in rows[self._turn % step :: step] if rows else ():
             if row.generation and (guesses := wishes[row.generation].guesses):
-                self._observe(guesses, row.token_ids)
+                for source, guess in guesses.items():
+                    self._observe(source, guess, row.token_ids)
 
     def _observe_heads(self, before: Sequence[RowReport], rows: Sequence[RowReport]) -> None:
         """Learn from a further round, which verified what the heads drafted in the one before."""
@@ -86,13 +79,11 @@ class Acceptances:
             if row.generation in drafted:
                 self._heads.observe(drafted[row.generation], row.token_ids)
 
-    def _observe(self, guesses: Mapping[DraftSource, Guess], committed: Sequence[int]) -> None:
-        witness = _drafted_by_heads(guesses)
-        for source, guess in guesses.items():
-            if source is DraftSource.HEADS:
-                self._heads.observe(witness, committed)
-            else:
-                self._calibration(source).observe(guess, committed, witness)
+    def _observe(self, source: DraftSource, guess: Guess, committed: Sequence[int]) -> None:
+        if source is DraftSource.HEADS:
+            self._heads.observe(guess.token_ids, committed)
+        else:
+            self._calibration(source).observe(guess, committed)
 
     def _ended(self, generation: Generation) -> None:
         self.lengths.ended(generation)
@@ -108,19 +99,6 @@ class Acceptances:
         if source not in self._calibrations:
             self._calibrations[source] = Calibration()
         return self._calibrations[source]
-
-
-def _drafted_by_heads(guesses: Mapping[DraftSource, Guess]) -> Sequence[int]:
-    return guesses[DraftSource.HEADS].token_ids if DraftSource.HEADS in guesses else ()
-
-
-def _confirmed(chances: Sequence[float], others: Sequence[float]) -> Sequence[float]:
-    """Return the chances of drafts whose first tokens another source has too, with `others` as their chances."""
-    count = len(others)
-    if others[-1] <= chances[count - 1]:
-        return chances
-    likelier = others[-1] / chances[count - 1]
-    return [*map(max, chances, others), *(likelier * chance for chance in chances[count:])]
 
 
 class ModelAcceptance:

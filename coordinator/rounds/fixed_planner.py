@@ -46,8 +46,8 @@ class FixedPlanner:
     def _at_hand(self, one: Generation, guesses: Mapping[DraftSource, Guess]) -> tuple[DraftSource, float]:
         """Return the best source at hand, the first where the generation has an order, and the tokens it promises."""
         best, most = DraftSource.UNSPECIFIED, -1.0
-        for source, chances in self._acceptances.of_guesses(guesses).items():
-            worth = sum(chances)
+        for source, guess in guesses.items():
+            worth = sum(self._acceptances.of_guess(source, guess))
             if worth > most:
                 best, most = source, worth
             if one.drafting.in_order:

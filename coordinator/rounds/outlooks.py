@@ -34,7 +34,7 @@ class Outlooks:
         self, generation: Generation, models: Mapping[str, ModelAcceptance], expected_of_heads: Sequence[float]
     ) -> Outlook:
         most, guesses = generation.max_draft_count, guesses_of(generation, MAX_GUESSED)
-        guess_chances = self._acceptances.of_guesses(guesses) if guesses else {}
+        guess_chances = {source: self._acceptances.of_guess(source, one) for source, one in guesses.items()}
         drawn: dict[str, Drawn] = {}
         has_missed = False
         for model, acceptance in models.items() if most else ():

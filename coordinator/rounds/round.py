@@ -133,6 +133,8 @@ def _verify_row(
 ) -> VerifyRow:
     heads_count = one.useful_heads_count(wish.propose_count)
     further_count = further.with_heads if heads_count else further.plain
+    if len(draft.token_ids) > wish.propose_count:
+        further_count = 0  # what follows a long copy is a copy, which heads would end
     return one.verify_row(draft.token_ids, token_count, heads_count, further_count, draft_is_idle=draft_is_idle)
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.drafting.calibration import CONFIRMED_CHANCE, CONTRADICTED_CHANCE, PRIOR_WEIGHT, Calibration
+from coordinator.drafting.calibration import PRIOR_WEIGHT, Calibration
 from coordinator.requests.guess import Guess
 
 GUESSES = st.integers(0, 40).flatmap(
@@ -75,44 +75,3 @@ def test_classes_learn_apart() -> None:
     for _ in range(100):
         calibration.observe(ONE, [6])
     assert calibration.chances(shared) == Calibration().chances(shared)
-
-
-WITNESSES = st.lists(st.integers(0, 2), max_size=6)
-
-
-@given(
-    st.lists(st.tuples(GUESSES, st.lists(st.integers(0, 2), max_size=8), WITNESSES), max_size=20), GUESSES, WITNESSES
-)
-def test_chances_fall_from_token_to_token_beside_a_witness_too(
-    rounds: list[tuple[Guess, list[int], list[int]]], guess: Guess, witness: list[int]
-) -> None:
-    calibration = Calibration()
-    for one in rounds:
-        calibration.observe(*one)
-    chances = calibration.chances(guess, witness)
-    assert len(chances) == len(guess.token_ids)
-    assert all(0 <= later <= chance < 1 for chance, later in zip([0.999, *chances], chances, strict=False))
-
-
-def test_a_witness_confirms_tokens_up_to_the_first_that_it_contradicts() -> None:
-    calibration, guess = Calibration(), Guess((5, 6, 7, 8), 1, (1.0,) * 4)
-    alone = calibration.chances(guess)
-    last = alone[3] / alone[2]
-    first, second, third, fourth = calibration.chances(guess, (5, 6, 9))
-    assert (first, second / first) == pytest.approx((CONFIRMED_CHANCE, CONFIRMED_CHANCE))
-    assert third / second == pytest.approx(CONTRADICTED_CHANCE)
-    assert fourth / third == pytest.approx(last)  # the witness tells of another text from there on
-
-
-def test_a_witness_that_ends_before_the_guess_confirms_all_of_it() -> None:
-    calibration, guess = Calibration(), Guess((5, 6, 7), 1, (1.0,) * 3)
-    assert calibration.chances(guess, (5,)) == calibration.chances(guess, (5, 6, 7, 8)) > calibration.chances(guess)
-
-
-@pytest.mark.parametrize("witness", [(), (5,), (6,)])
-def test_what_is_learned_beside_a_witness_is_not_believed_beside_another(witness: tuple[int, ...]) -> None:
-    calibration = Calibration()
-    for _ in range(100):
-        calibration.observe(ONE, [6], witness)
-    changed = [one for one in ((), (5,), (6,)) if calibration.chances(ONE, one) != Calibration().chances(ONE, one)]
-    assert changed == [witness]

@@ -123,7 +123,7 @@ class Noting(Calibration):
         super().__init__()
         self.guesses: list[Guess] = []
 
-    def observe(self, guess: Guess, committed: Sequence[int], witness: Sequence[int] = ()) -> None:
+    def observe(self, guess: Guess, committed: Sequence[int]) -> None:
         self.guesses.append(guess)
 
 

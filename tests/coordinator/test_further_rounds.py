@@ -249,12 +249,14 @@ async def test_a_far_target_answers_several_plain_rounds_in_a_call() -> None:
     assert [call[0].further_count for call in verifier.calls] == [0] * (1 + WAYS) + [3] * 7 + [0]
 
 
-async def test_one_follows_a_copy_of_any_length_where_heads_draft_beside_it() -> None:
-    """None followed a copy longer than that, though heads draft beside one where it is likely to end."""
-    copied = tuple(continuation(PROMPT, HEADS_COUNT + 2))
-    wish = Wish(source=DraftSource.SUFFIX, token_ids=copied)
-    assert await asked_for(generation_of(), wish) == 0
-    assert await asked_for(generation_of(), replace(wish, propose_count=HEADS_COUNT)) == 1
+async def test_none_begins_after_a_long_copy() -> None:
+    copied = tuple(continuation(PROMPT, 5))
+
+    def wish(count: int) -> Wish:
+        return Wish(source=DraftSource.SUFFIX, token_ids=copied[:count], propose_count=HEADS_COUNT)
+
+    assert await asked_for(generation_of(), wish(HEADS_COUNT)) == 1
+    assert await asked_for(generation_of(), wish(HEADS_COUNT + 1)) == 0
 
 
 async def test_none_begins_beside_a_prompt_whose_first_token_would_wait() -> None:

@@ -169,7 +169,8 @@ void agree(Vote *votes, int64_t vote_count, int64_t most, Guess *guess) {
 
 // Guesses at most `most` tokens that followed the longest matches, by a vote of those that are at least half as long: what
 // SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps as counts in the nodes of a suffix tree. Of equal ones the first win.
-// The guess goes on where `latest` ends: what followed a place in it goes on with the guess itself, as copies of LZ77 do.
+// Where the guess goes on at the end of one of the texts, that is `latest`, else null: what followed a place in it goes on with
+// the guess itself, as copies of LZ77 do.
 void guess_of(Match *matches, int match_count, const Text *latest, int64_t most, Guess *guess) {
     std::stable_sort(matches, matches + match_count, [](const Match &a, const Match &b) { return a.length > b.length; });
     Vote votes[FOUND];
