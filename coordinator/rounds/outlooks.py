@@ -23,7 +23,7 @@ class Outlooks:
         self._acceptances = Acceptances(max_drawn, heads_count)
 
     def of(self, group: Sequence[Generation], max_lengths: Mapping[str, int]) -> list[Outlook]:
-        """Return what each generation of the group can have. `max_lengths` are of draft services that matter."""
+        """Return what each generation of the group can have. `max_lengths` are of the draft services to weigh."""
         models, of_heads = self._acceptances.of_models(max_lengths), self._acceptances.expected_of_heads()
         return [self._of(one, models, of_heads) for one in group]
 

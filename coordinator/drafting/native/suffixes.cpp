@@ -141,7 +141,7 @@ struct Guess {
 struct Vote {
     const Token *token_ids;
     int64_t count;
-    bool repeats;  // after them come the guess's own first ones: they end where the guess begins
+    bool repeats;  // they end where the guess begins, so its own first tokens follow them
 };
 
 // Writes at most `most` tokens that most votes go on with, and their shares. Each token counts the votes for all before it;
@@ -169,8 +169,8 @@ void agree(Vote *votes, int64_t vote_count, int64_t most, Guess *guess) {
 
 // Guesses at most `most` tokens that followed the longest matches, by a vote of those that are at least half as long: what
 // SuffixDecoding (Oliaro et al., arXiv 2411.04975) keeps as counts in the nodes of a suffix tree. Of equal ones the first win.
-// Where the guess goes on at the end of one of the texts, that is `latest`, else null: what followed a place in it goes on with
-// the guess itself, as copies of LZ77 do.
+// `latest` is the text at whose end the guess begins; null: none of these. What followed a place in it goes on with the guess
+// itself, as copies of LZ77 do.
 void guess_of(Match *matches, int match_count, const Text *latest, int64_t most, Guess *guess) {
     std::stable_sort(matches, matches + match_count, [](const Match &a, const Match &b) { return a.length > b.length; });
     Vote votes[FOUND];
