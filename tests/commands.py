@@ -19,6 +19,13 @@ async def start(*arguments: str) -> Process:
     return await asyncio.create_subprocess_exec(sys.executable, "-m", *arguments, stdout=PIPE, stderr=PIPE)
 
 
+async def said(process: Process, words: str) -> None:
+    """Wait until the process prints a line with these words on standard error."""
+    assert process.stderr is not None
+    while words not in (line := (await process.stderr.readline()).decode()):
+        assert line, f"it ended without {words!r}"
+
+
 async def ended(process: Process) -> tuple[int, str, str]:
     """Wait for the end; return the exit status, stdout and stderr."""
     out, err = await process.communicate()

@@ -19,7 +19,7 @@ from paceline.process.settings import ProcessSettings, ServiceSettings
 from paceline.security.access import Check, allowed_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.plaintext import check_listening
-from paceline.wire import ServerOptions
+from paceline.wire import ServerOptions, ends_with_stdin
 from paceline.wire.ports import check_ports_free
 
 
@@ -48,6 +48,9 @@ async def _served(settings: ProcessSettings, serving: Coroutine[Any, Any, None])
     """Check the ports before the service opens any of them."""
     with closing(serving):
         check_ports_free(settings.listens)
+        if settings.stop_with_stdin:
+            # Until the service waits for its own end: it may look for a target, or load a model, for minutes.
+            ends_with_stdin(lambda: os._exit(1))
         await serving
 
 

@@ -1,6 +1,10 @@
 """Several coordinator processes behind one port."""
 
 import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE
 
 import psutil
 import pytest
@@ -11,6 +15,7 @@ from paceline.errors import AddressInUse
 from paceline.types import GenerationRequest, TokenIds
 from paceline.wire.ports import Listening, bound
 from tests.clusters import model_server
+from tests.commands import ended, said, start
 from tests.conftest import PairOfCheckpoints
 from tests.services import PATIENT, Service
 
@@ -52,6 +57,30 @@ async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
                 running.cancel()
         finally:
             service.close()
+
+
+NOBODY = ("--target", "127.0.0.1:9", "--draft", "none", "--port", "0")
+"""Flags of a coordinator that waits two minutes for a target."""
+
+
+async def test_processes_that_wait_for_a_target_end_with_the_one_that_started_them() -> None:
+    """They looked at nothing before they served, and kept their ports when `paceline up` was told to stop."""
+    parent = await start("coordinator", "--processes", "2", *NOBODY)
+    for _ in range(2):
+        await said(parent, "waiting for the target")
+    parent.terminate()
+    # All of them write to standard error, so it ends with the last one.
+    assert (await ended(parent))[0] == 128 + signal.SIGTERM
+
+
+async def test_a_coordinator_that_waits_for_a_target_ends_with_its_standard_input() -> None:
+    read, write = os.pipe()
+    command = (sys.executable, "-m", "coordinator", *NOBODY, "--stop-with-stdin", "true")
+    process = await asyncio.create_subprocess_exec(*command, stdin=read, stderr=PIPE)
+    os.close(read)
+    await said(process, "waiting for the target")
+    os.close(write)
+    assert await process.wait() == 1
 
 
 @pytest.mark.parametrize("flag", ["--port", "--health-port"])

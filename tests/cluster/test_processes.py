@@ -20,7 +20,7 @@ from paceline.process.service_process import ServiceProcess
 from paceline.types import GenerationRequest, SamplingParameters, Text, UserMessage
 from tests.certificates import Authority
 from tests.clusters import cluster_here, model_server
-from tests.commands import ended, paceline, paceline_here, start
+from tests.commands import ended, paceline, paceline_here, said, start
 from tests.conftest import PairOfCheckpoints
 from tests.ports import port_for_later
 from tests.services import running_trio
@@ -259,8 +259,8 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draf
         await asyncio.sleep(0.01)
     for role in roles:
         _service_of(up, role).kill()
-        await _said(up, f"{role} ended by signal 9; starting it again (1st time)")
-        await _said(up, f"{role} is back")
+        await said(up, f"{role} ended by signal 9; starting it again (1st time)")
+        await said(up, f"{role} is back")
     status, _, err = await ended(disturbed)
     assert status == 0, err
     assert "40 of 40 lines answered" in err
@@ -275,7 +275,7 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draf
     assert len(psutil.Process(up.pid).children()) == len(roles)
     # Ctrl-C arrives while a service waits for its next start.
     _service_of(up, roles[-1]).kill()
-    await _said(up, f"{roles[-1]} ended by signal 9; starting it again")
+    await said(up, f"{roles[-1]} ended by signal 9; starting it again")
     up.send_signal(signal.SIGINT)
     assert (await ended(up))[0] == 0
     # Each service was started again with its port among its flags.
@@ -287,13 +287,6 @@ def _service_of(up: asyncio.subprocess.Process, role: str) -> psutil.Process:
     module = role if role == "coordinator" else f"{role}_service"
     (service,) = (one for one in psutil.Process(up.pid).children() if module in one.cmdline())
     return service
-
-
-async def _said(process: asyncio.subprocess.Process, words: str) -> None:
-    """Wait until the process prints these words on standard error."""
-    assert process.stderr is not None
-    while words not in (line := (await process.stderr.readline()).decode()):
-        assert line, f"it ended without {words!r}"
 
 
 async def test_services_do_not_outlive_a_killed_up_and_none_is_started_that_is_not_wanted() -> None:
