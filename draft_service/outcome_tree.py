@@ -81,10 +81,9 @@ class OutcomeTree:
 
     @property
     def best_chance(self) -> float:
-        """Chance of the likeliest guess; 0 when none is worth its work."""
+        """Chance of the likeliest guess that is left; 0 for none."""
         is_done = not self._guesses or self._size >= self.limit
-        chance = 0.0 if is_done else -self._guesses[0][0]
-        return chance if chance >= LEAST_CHANCE else 0.0
+        return 0.0 if is_done else -self._guesses[0][0]
 
     def pop(self) -> Guess:
         """Take out the likeliest guess."""
@@ -132,8 +131,10 @@ class OutcomeTree:
     def _take_in(self, place: Place) -> None:
         self._size += 1
         for rank, token in enumerate(place.ranked):
-            if token.token_id not in place.children:
-                self.push(Guess(place, token.token_id, place.chance * self._share(place, rank)))
+            chance = place.chance * self._share(place, rank)
+            # Chances change with the root alone, and then all guesses are made anew.
+            if chance >= LEAST_CHANCE and token.token_id not in place.children:
+                self.push(Guess(place, token.token_id, chance))
 
     def _child(self, parent: Place, token_id: int, branch_id: str, ranked: Sequence[RankedToken]) -> Place:
         value = extended_hash(parent.hash, (token_id,))

@@ -61,6 +61,8 @@ class _Prepared:
     hash: int
     tree: OutcomeTree
     branch_ids: set[str]
+    came_to: Place | None = None
+    """Where its last row ended, if the tree is to be moved there still: the row is answered first."""
 
     @property
     def chance(self) -> float:
@@ -96,6 +98,7 @@ class Preparing:
         owner = self._prepared.get(row.sequence_id)
         if owner is None or self._pool is None or row.following_count or owner.rule != row.rule:
             return None
+        self._move(owner)
         tokens = self._beyond_root(owner, row)
         if tokens is None:
             return None
@@ -129,8 +132,7 @@ class Preparing:
         if owner and taken:
             owner.length = length
             owner.tree.limit = row.prepare_count
-            owner.tree.move_root(taken.place)
-            self._prune(owner)
+            owner.came_to = taken.place
             return
         self.end(row.sequence_id)
         held = self._runner.cache.token_ids(row.sequence_id)
@@ -189,6 +191,7 @@ class Preparing:
         """Return the jobs of a pass. Callers have equal shares of it."""
         callers: dict[Caller, list[_Prepared]] = {}
         for one in self._prepared.values():
+            self._move(one)
             if one.chance:
                 callers.setdefault(self._caller(one), []).append(one)
         jobs: list[_Job] = []
@@ -246,10 +249,13 @@ class Preparing:
         owner.branch_ids.add(branch_id)
         return branch_id
 
-    def _prune(self, owner: _Prepared) -> None:
-        """Free the branches that no place of the tree needs any more."""
-        assert owner.tree.root
-        needed = {place.branch_id for place in owner.tree.root.below()}
+    def _move(self, owner: _Prepared) -> None:
+        """Move a tree to where its sequence has come, and free the branches that no place of it needs any more."""
+        if owner.came_to is None:
+            return
+        root, owner.came_to = owner.came_to, None
+        owner.tree.move_root(root)
+        needed = {place.branch_id for place in root.below()}
         for branch_id in owner.branch_ids - needed:
             self._runner.cache.release(branch_id)
         owner.branch_ids &= needed
