@@ -11,7 +11,14 @@ from math import isnan
 
 from torch import Tensor
 
-from paceline.checks import MAX_FURTHER_COUNT, MAX_PROPOSED_COUNT, check_row, check_token_ids, check_top_logprob_count
+from paceline.checks import (
+    MAX_DRAFT_COUNT,
+    MAX_FURTHER_COUNT,
+    MAX_PROPOSED_COUNT,
+    check_row,
+    check_token_ids,
+    check_top_logprob_count,
+)
 from paceline.engine.calls import Call
 from paceline.engine.heads.drafting import HeadsRow
 from paceline.engine.memory import is_out_of_memory
@@ -185,6 +192,11 @@ class Verifier:
     def _check(self, row: VerifyRow) -> None:
         check_top_logprob_count(row.top_logprob_count)
         _check_scoring(row)
+        if len(row.draft_token_ids) > MAX_DRAFT_COUNT:
+            raise InvalidRequest(
+                f"draft_token_ids has {len(row.draft_token_ids)} entries; send at most {MAX_DRAFT_COUNT}",
+                field="draft_token_ids",
+            )
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, len(row.draft_token_ids))
         if not 0 <= row.propose_count <= MAX_PROPOSED_COUNT:

@@ -134,7 +134,9 @@ class Placing:
         tokens together, because of the memory for their logits.
         """
         shares, first = dict[str, int](), computing[0]
-        certain = min(first.new_count, max(1, (scored_left if first.row.is_scored else left) // FIRST_PROMPT_SHARE))
+        # Scored tokens are shared evenly, and these by weight: a light caller may have fewer of these.
+        part = max(1, (scored_left if first.row.is_scored else left) // FIRST_PROMPT_SHARE)
+        certain = min(first.new_count, part, left)
         left -= certain
         scored_left -= certain if first.row.is_scored else 0
         for one in sorted(computing, key=lambda wish: wish.lacking_count):

@@ -136,7 +136,7 @@ class VerifyTokensRow(_message.Message):
 
     @_builtins.property
     def draft_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Draft tokens to verify after the committed ones; may be empty, and is where committed tokens follow."""
+        """Draft tokens to verify after the committed ones, at most 64; may be empty, and is where committed tokens follow."""
 
     @_builtins.property
     def rule(self) -> _common_pb2.ChoiceRule:

@@ -6,13 +6,14 @@ import pytest
 from torch import Tensor
 
 from draft_service.drafter import Drafter
+from paceline.checks import MAX_DRAFT_COUNT
 from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import Piece
-from paceline.engine.runner import Runner
-from paceline.errors import CacheFull, DuplicateSequence, PacelineError, PrefixNotCached, RuleUnknown
+from paceline.engine.runner import PassSize, Runner
+from paceline.errors import CacheFull, DuplicateSequence, InvalidRequest, PacelineError, PrefixNotCached, RuleUnknown
 from paceline.scope import Caller
 from paceline.types import Prefilled, ProposeRow, SamplingParameters, Verdict, VerifyOutcome, VerifyRow
 from paceline.types.sampling import ChoiceRule
@@ -110,6 +111,32 @@ def prompt(caller: Caller, name: str, count: int) -> Call[VerifyRow]:
 
 def grow(caller: Caller, name: str, base_length: int, count: int) -> Call[VerifyRow]:
     return Call([VerifyRow(name, base_length, tuple(range(40, 40 + count)), ())], caller)
+
+
+@pytest.mark.parametrize("is_scored", [False, True])
+def test_a_light_callers_scored_prompt_takes_no_more_than_its_part_of_the_chunk(
+    model: LoadedModel, is_scored: bool
+) -> None:
+    """Scored tokens were shared evenly and the chunk by weight: what was left for the caller's other prompts was
+    below 0, which ran them nearly whole."""
+    sizes = list[PassSize]()
+    runner = Runner(model, EngineOptions(kv_memory="16MiB", prefill_chunk_tokens=64), on_pass=sizes.append)
+    first = VerifyRow("first", 0, PROMPT * 8, (), top_logprob_count=0, scores_tokens=True)
+    second = VerifyRow("second", 0, PROMPT[1:] * 6, (), top_logprob_count=0, scores_tokens=is_scored)
+    light = Call([first, second], Caller("light", "light/", 1.0))
+    heavy = Call([VerifyRow("heavy", 0, PROMPT[::-1] * 8, ())], Caller("heavy", "heavy/", 10.0))
+    results = Verifier(runner).verify_calls([light, heavy])
+    assert all(isinstance(one, Prefilled) for rows in results for one in rows)
+    assert [one.token_count for one in sizes if one.token_count > 64] == []
+
+
+def test_a_row_with_more_drafts_than_a_round_has_is_refused(model: LoadedModel) -> None:
+    """Their logits are held together, whatever memory was planned for."""
+    most, more = (VerifyRow("a", 0, (5,), (7,) * count) for count in (MAX_DRAFT_COUNT, MAX_DRAFT_COUNT + 1))
+    verifier = Verifier(runner_of(model))
+    (refused,) = verifier.verify([more])
+    assert isinstance(refused, InvalidRequest) and refused.field == "draft_token_ids"
+    assert isinstance(verifier.verify([most])[0], Verdict)
 
 
 def test_the_youngest_sequence_of_all_gives_its_cache_up_and_is_told_once(model: LoadedModel) -> None:
