@@ -208,6 +208,16 @@ def test_drafts_are_told_by_source_round_by_round_and_in_all() -> None:
     assert "d draft s suffix" in lines
 
 
+def test_drafts_by_source_are_those_of_all_outputs() -> None:
+    """Those of the output that ended last alone were told."""
+    request, _, first, second, *_ = timeline([TYPICAL] * 2).spans
+    assert {one.name for one in (first, second)} == {"round"}
+    named = [replace(one, attributes={**one.attributes, "paceline.draft_source": "heads"}) for one in (first, second)]
+    found = requests_of([request, *(of_output(one, index) for index, one in enumerate(named))])
+    assert len(found[0].rounds) == 1
+    assert drafts_by_source(found) == {"heads": Drafts(10, 4)}
+
+
 def test_each_source_has_a_letter_of_its_own() -> None:
     assert SOURCE_LETTERS.keys() == set(SOURCE_NAMES)
     assert len(set(SOURCE_LETTERS.values())) == len(SOURCE_LETTERS)

@@ -24,6 +24,7 @@ from paceline.codec.generation import request_to_pb
 from paceline.errors import StartupError
 from paceline.observe.records import read_spans
 from paceline.observe.report.receiver import Receiver, add_receiver, running_receiver
+from paceline.observe.spans.protocols import COMPRESSIONS, PROTOCOLS
 from paceline.observe.spans.provider import MAX_LINKS
 from paceline.observe.spans.setup import tracing
 from paceline.types import GenerationRequest, HopTime, TokenIds, Usage
@@ -59,6 +60,8 @@ def test_tracing_is_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
         ("OTEL_TRACES_EXPORTER", "zipkin"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
         ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/json"),
+        ("OTEL_EXPORTER_OTLP_COMPRESSION", "zstd"),
+        ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zstd"),
     ],
 )
 def test_a_variable_that_asks_for_what_there_is_not_is_named(
@@ -68,6 +71,19 @@ def test_a_variable_that_asks_for_what_there_is_not_is_named(
     monkeypatch.setenv(variable, value)
     with pytest.raises(StartupError, match=f"{variable} is '{value}'"), tracing("coordinator", None):
         pass
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("compression", [*COMPRESSIONS, ""])
+def test_each_compression_that_the_page_names_is_known_to_either_exporter(
+    monkeypatch: pytest.MonkeyPatch, protocol: str, compression: str
+) -> None:
+    """That of gRPC ended the service by a traceback for all but gzip."""
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression)
+    with tracing("coordinator", None) as tracer:
+        assert tracer
 
 
 @pytest.mark.review

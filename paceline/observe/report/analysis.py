@@ -78,6 +78,8 @@ class RequestTrace:
     rounds: tuple[RequestRound, ...]
     """In order of time; for a request with several outputs, the rounds of the output that ended last. Of very many
     rounds, the later ones are one."""
+    sources: Mapping[str, Drafts]
+    """Draft tokens by source, of the rounds of all outputs."""
 
     @property
     def latency_s(self) -> float:
@@ -113,11 +115,9 @@ def requests_of(spans: Iterable[SpanRecord]) -> list[RequestTrace]:
     for span in spans:
         if span.name in OWN_SPANS:
             rounds[span.trace_id, span.parent_id].append(span)
-    found = [
-        RequestTrace(span, _rounds(rounds[span.trace_id, span.span_id]))
-        for span in spans
-        if span.name == "generate" and span.kind == "server"
-    ]
+    requests = [span for span in spans if span.name == "generate" and span.kind == "server"]
+    own = ((span, rounds[span.trace_id, span.span_id]) for span in requests)
+    found = [RequestTrace(span, _rounds(children), _added_up(map(_sources, children))) for span, children in own]
     return sorted(found, key=lambda one: one.span.start_ns)
 
 
@@ -162,21 +162,31 @@ def _round(span: SpanRecord, queued_s: float, waited_s: float) -> RequestRound:
         hops |= {"queued": told("queued_s"), "waiting": told("waited_s")}
         hops["verify wire"] += told("failed_s")
     every_hop = {hop: hops.get(hop, own_s) for hop in ROUND_HOPS}
-    drafted, accepted = int(told("drafted_count")), int(told("accepted_count"))
-    sources = _sources(span, Drafts(drafted, accepted))
-    return RequestRound(span, every_hop, drafted, accepted, sources, int(told("round_count")) or 1)
+    drafts = _drafts(span, "paceline")
+    counts = drafts.drafted_count, drafts.accepted_count
+    return RequestRound(span, every_hop, *counts, _sources(span), int(told("round_count")) or 1)
 
 
-def _sources(span: SpanRecord, drafts: Drafts) -> dict[str, Drafts]:
+def _sources(span: SpanRecord) -> dict[str, Drafts]:
     """Return draft tokens by source: of the one that the span names, or the sums of the span's rounds."""
     if source := span.attributes.get("paceline.draft_source"):
-        return {str(source): drafts}
+        return {str(source): _drafts(span, "paceline")}
     found = (re.fullmatch(r"paceline\.(\w+)\.drafted_count", name) for name in span.attributes)
-    return {
-        one[1]: Drafts(int(span.attributes[one[0]]), int(span.attributes.get(f"paceline.{one[1]}.accepted_count", 0)))
-        for one in found
-        if one
-    }
+    return {one[1]: _drafts(span, f"paceline.{one[1]}") for one in found if one}
+
+
+def _drafts(span: SpanRecord, prefix: str) -> Drafts:
+    drafted, accepted = (int(span.attributes.get(f"{prefix}.{name}_count", 0)) for name in ("drafted", "accepted"))
+    return Drafts(drafted, accepted)
+
+
+def _added_up(counts: Iterable[Mapping[str, Drafts]]) -> dict[str, Drafts]:
+    """Add up the draft tokens by source, in the order of the sources' names."""
+    sums: dict[str, Drafts] = {}
+    for source, own in (item for one in counts for item in one.items()):
+        before = sums.get(source, Drafts(0, 0))
+        sums[source] = Drafts(before.drafted_count + own.drafted_count, before.accepted_count + own.accepted_count)
+    return dict(sorted(sums.items()))
 
 
 def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
@@ -193,13 +203,8 @@ def summarize(requests: Sequence[RequestTrace]) -> list[HopSummary]:
 
 
 def drafts_by_source(requests: Iterable[RequestTrace]) -> dict[str, Drafts]:
-    """Add up the draft tokens of the requests' rounds by source, in the order of the sources' names."""
-    sums: dict[str, Drafts] = {}
-    for one in (one for request in requests for one in request.rounds):
-        for source, own in one.sources.items():
-            before = sums.get(source, Drafts(0, 0))
-            sums[source] = Drafts(before.drafted_count + own.drafted_count, before.accepted_count + own.accepted_count)
-    return dict(sorted(sums.items()))
+    """Add up the draft tokens of the requests by source, in the order of the sources' names."""
+    return _added_up(one.sources for one in requests)
 
 
 def nearest_rank(values: Sequence[float], percent: int) -> float:

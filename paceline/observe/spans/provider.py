@@ -15,7 +15,7 @@ from opentelemetry.trace import Tracer
 
 from paceline import __version__
 from paceline.observe.spans.file_exporter import FileExporter
-from paceline.observe.spans.protocols import OtlpProtocol
+from paceline.observe.spans.protocols import OtlpProtocol, otlp_compression
 from paceline.observe.spans.sampler import LinkedSampler
 
 SCOPE = "paceline"
@@ -32,7 +32,7 @@ def running_tracer(service: str, protocol: OtlpProtocol | None, trace_file: Path
     """Export spans in threads of the SDK while the block runs, and the remaining ones on exit.
 
     Without a protocol nothing is sent. The provider becomes the global one, unless there is one already.
-    Raise StartupError for a file that cannot be written, ValueError for a wrong variable.
+    Raise StartupError for a file that cannot be written or a wrong variable, ValueError for one that the SDK reads.
     """
     exporters: list[SpanExporter] = [FileExporter(trace_file)] if trace_file else []
     if protocol:
@@ -62,14 +62,22 @@ def make_tracer(provider: TracerProvider) -> Tracer:
 
 
 def _otlp_exporter(protocol: OtlpProtocol) -> SpanExporter:
+    compression = otlp_compression(os.environ)
     # Either library takes a while to load, and a service needs one of them at most.
     if protocol == "grpc":
+        from grpc import Compression as GrpcCompression
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcExporter
 
-        return GrpcExporter()
+        known = {
+            "none": GrpcCompression.NoCompression,
+            "gzip": GrpcCompression.Gzip,
+            "deflate": GrpcCompression.Deflate,
+        }
+        return GrpcExporter(compression=known[compression])
+    from opentelemetry.exporter.otlp.proto.http import Compression as HttpCompression
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
 
-    return HttpExporter()
+    return HttpExporter(compression=HttpCompression(compression))
 
 
 def _limit(variable: str, default: int) -> int | None:
