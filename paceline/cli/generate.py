@@ -31,6 +31,7 @@ from paceline.cli.options import (
     with_flags,
     with_sampling_flags,
 )
+from paceline.errors import InvalidRequest
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import (
     ClusterDescription,
@@ -58,12 +59,19 @@ class FormatFlags:
     ] = None
 
     def response_format(self) -> ResponseFormat | None:
-        """Return what a request says. Raise InvalidRequest for a file that cannot be read."""
-        schema = self.json_schema or ""
+        """Return what a request says. Raise InvalidRequest for a file that cannot be read, and for an empty form."""
+        schema = self.json_schema
         if schema and not schema.lstrip().startswith("{"):
             schema = read_text("json_schema", Path(schema))
-        grammar = read_text("grammar", self.grammar) if self.grammar else ""
-        form = ResponseFormat(schema, self.regex or "", grammar)
+        given = {
+            "json_schema": schema,
+            "regex": self.regex,
+            "grammar": None if self.grammar is None else read_text("grammar", self.grammar),
+        }
+        for field, text in given.items():
+            if text == "":  # what asks for no form is a flag that is not given
+                raise InvalidRequest(f"--{field.replace('_', '-')} is empty; give a form or no such flag", field=field)
+        form = ResponseFormat(*(text or "" for text in given.values()))
         return None if form == ResponseFormat() else form
 
 

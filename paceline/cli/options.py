@@ -168,7 +168,7 @@ class ClusterFlags(PairFlags):
         ),
     ]
     trace_dir: Annotated[
-        str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
+        Path | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
     ]
 
 
@@ -288,7 +288,7 @@ def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prom
 def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
     """Return the `max_draft_count` for a request. Raise InvalidRequest when the flag is no draft count."""
     wanted = options.draft_count
-    if wanted not in (None, "auto") and not (wanted.isdecimal() and int(wanted) <= MAX_DRAFT_COUNT):
+    if wanted not in (None, "auto") and wanted not in map(str, range(MAX_DRAFT_COUNT + 1)):
         raise InvalidRequest(f"--draft-count is {wanted!r}; give 0 to {MAX_DRAFT_COUNT}, or auto", field="draft_count")
     if not speculation:
         return 0

@@ -82,7 +82,7 @@ def read_dimensions(model: str) -> ModelDimensions:
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
         dimensions, mixes_experts = dimensions_of(values), has_experts(values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelNotUsable(f"model {model!r}: {config} does not have the sizes of a decoder: {error!r}") from error
     stored = _counts_of(_weight_files(config.parent)) if place.is_dir() else {}
     if not stored and mixes_experts:
@@ -140,7 +140,7 @@ def _weight_files(folder: Path) -> list[Path]:
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return [folder / name for name in sorted(set(places.values()))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelNotUsable(f"{index} does not name the files of the weights; it may be half written") from error
 
 
@@ -155,5 +155,5 @@ def _counts(file: Path) -> Iterator[tuple[str, int]]:
         for name, tensor in header.items():
             if name != "__metadata__":
                 yield name, math.prod(tensor["shape"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelNotUsable(f"{file} is no file of safetensors, or half written: {error!r}") from error

@@ -29,7 +29,7 @@ def read_heads_size(heads: str) -> HeadsSize:
         draft_count = int(told["settings"]["draft_count"]) if "kind" in told else eagle_draft_count(told)
         if draft_count < 1:
             raise ValueError(f"they draft {draft_count} tokens")
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelNotUsable(f"--heads {heads} cannot be read: {error!r}; give a folder of heads") from error
     stored = stored_counts(folder)
     if not stored:

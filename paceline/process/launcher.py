@@ -4,12 +4,13 @@ Owns the order of starting and stopping. `cluster_plan` decides the settings, `s
 """
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
+from paceline.errors import StartupError
 from paceline.process.cluster_plan import OTHERWISE, ClusterOptions, ServicePlan, plan_cluster
 from paceline.process.service_process import STOP_SLACK_S, Endpoint, ServiceProcess
 from paceline.process.supervision import Tell, fail_at_end, keep_running
@@ -45,7 +46,7 @@ async def running_cluster(
     plan = plan_cluster(options, otherwise)
     check_ports_free(plan.listens)
     if options.trace_dir:
-        os.makedirs(options.trace_dir, exist_ok=True)
+        _make_folder(options.trace_dir)
     async with AsyncExitStack() as stack:
         models = [_service(one, (), stack) for one in (plan.target, plan.draft) if one]
         async with side_by_side() as starting:
@@ -70,6 +71,15 @@ async def running_cluster(
             yield Addresses(at_coordinator.address, draft, at_target.address, urls, at_gateway)
             for one in watches:
                 one.cancel()
+
+
+def _make_folder(trace_dir: Path) -> None:
+    try:
+        trace_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(
+            f"--trace-dir {trace_dir} cannot be made: {error.strerror}; name a folder, or where one can be made"
+        ) from error
 
 
 async def _started_gateway(

@@ -1,6 +1,7 @@
 """The cluster to simulate, and what is sent to it."""
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -62,9 +63,9 @@ class Lengths:
     @classmethod
     def of(cls, text: str) -> "Lengths":
         """Read `128` or `64:256`. Raise InvalidRequest."""
-        least, colon, most = text.partition(":")
-        if not least.isdecimal() or (colon and not most.isdecimal()):
+        if not re.fullmatch(r"\d{1,9}(:\d{1,9})?", text, re.ASCII):  # Python reads no number of thousands of digits
             raise InvalidRequest(f"{text!r} is no length; give tokens as 128, or a range of them as 64:256")
+        least, _, most = text.partition(":")
         found = cls(int(least), int(most or least))
         if not 1 <= found.least <= found.most:
             raise InvalidRequest(f"{text!r} is no range of lengths; give at least 1, and the smaller number first")
@@ -110,11 +111,11 @@ def _planned(place: str, line: str) -> PlannedRequest:
     try:
         values: dict[str, Any] = json.loads(line)
         at_s, prompt_count, output_count = (values[name] for name in _FIELDS)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StartupError(f"{place} is no request; give a JSON object with {', '.join(_FIELDS)}") from error
-    if not (isinstance(at_s, int | float) and 0 <= at_s <= LONGEST_S):
+    if not (type(at_s) in (int, float) and 0 <= at_s <= LONGEST_S):
         raise StartupError(f"{place}: arrival_s is {at_s!r}; give seconds since the start, up to {LONGEST_S:.0f}")
     for name, count in (("prompt_tokens", prompt_count), ("max_tokens", output_count)):
-        if not (isinstance(count, int) and count >= 1):
+        if not (type(count) is int and count >= 1):
             raise StartupError(f"{place}: {name} is {count!r}; give a whole number of at least 1")
     return PlannedRequest(prompt_count, output_count, float(at_s))

@@ -1,7 +1,6 @@
 """Costs that a cluster measured, saved in a file with the settings that they were measured with."""
 
 from dataclasses import astuple, dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +11,18 @@ from paceline.errors import InvalidRequest, StartupError
 from paceline.files import replace_file
 from paceline.types import AcceptanceCounts, CallCosts, ClusterDescription, MeasuredCosts, ModelDescription
 
+LARGEST = 1e15
+"""Of a number in a file: beyond it sums lose what they add."""
+
 
 def _possible(costs: MeasuredCosts) -> MeasuredCosts:
     """Raise ValueError for costs that no cluster measures: a file may have been written by hand."""
     if not costs.calls_of():
         raise ValueError("no calls to a target")
     if wrong := [one for one in costs.calls if not _is_possible_call(one)]:
-        raise ValueError(f"{wrong[0]} cannot be: calls are counted from 1, and seconds are finite, and not below 0")
+        raise ValueError(
+            f"{wrong[0]} cannot be: calls are counted from 1, and no number is below 0 or above {LARGEST:g}"
+        )
     if odd := [one for one in costs.acceptances if not _is_possible_acceptance(one)]:
         raise ValueError(f"{odd[0]} cannot be: each place is compared at least once, and right no more often")
     return costs
@@ -26,7 +30,7 @@ def _possible(costs: MeasuredCosts) -> MeasuredCosts:
 
 def _is_possible_call(one: CallCosts) -> bool:
     _, *numbers = astuple(one)
-    return one.call_count >= 1 and all(isfinite(number) and number >= 0 for number in numbers)
+    return one.call_count >= 1 and all(0 <= number <= LARGEST for number in numbers)
 
 
 def _is_possible_acceptance(one: AcceptanceCounts) -> bool:

@@ -120,7 +120,7 @@ async def test_a_draft_count_with_an_address_is_asked_of_requests() -> None:
 
 
 @pytest.mark.parametrize("speculation", ["--speculation", "--no-speculation"])
-@pytest.mark.parametrize("count", ["abc", "-3", "1.5", "65"])
+@pytest.mark.parametrize("count", ["abc", "-3", "1.5", "65", "1" * 5000])
 @pytest.mark.parametrize("command", [["generate", "hello"], ["load", "--rate", "1"]])
 def test_what_is_no_draft_count_is_refused_before_anything_is_asked(
     command: list[str], count: str, speculation: str
@@ -139,6 +139,13 @@ def test_a_token_leaves_the_machine_in_plaintext_only_where_that_was_asked_for(t
     asked = channel_security(token_file=tmp_path / "token", plaintext=True)
     asked.check("coordinator.test:7700")
     assert asked.metadata() == (("authorization", "Bearer a-token"),)
+
+
+@pytest.mark.parametrize("authority", ["", " ", "\udcff", "é", "a\nb"])
+def test_an_authority_that_no_certificate_names_is_refused(authority: str) -> None:
+    """gRPC ended the command by a traceback."""
+    with pytest.raises(StartupError, match="authority is .*; give the name"):
+        channel_security(authority=authority)
 
 
 def test_the_token_shows_in_no_representation(tmp_path: Path) -> None:

@@ -154,6 +154,21 @@ def test_the_request_has_the_format_of_the_flag_or_its_file(
     assert isinstance(result.exception, InvalidRequest)
 
 
+@pytest.mark.parametrize(
+    ("flag", "text"), [("--json-schema", ""), ("--regex", ""), ("--json-schema", None), ("--grammar", None)]
+)
+def test_an_empty_format_is_refused(
+    flag: str, text: str | None, asked: list[GenerationRequest], tmp_path: Path
+) -> None:
+    """It was no format: a file that a script had cut short gave an output of any form."""
+    file = tmp_path / "format"
+    file.touch()
+    result = CliRunner().invoke(app, ["generate", "hello", flag, str(file) if text is None else text])
+    assert isinstance(result.exception, InvalidRequest)
+    assert f"{flag} is empty" in result.exception.message
+    assert asked == []
+
+
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 MESSAGES = [

@@ -141,9 +141,10 @@ def test_a_config_alone_is_enough_and_what_is_no_model_is_refused(tmp_path: Path
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts": 8}))
     with pytest.raises(ModelNotUsable, match="experts"):
         read_dimensions(str(tmp_path / "config.json"))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ModelNotUsable, match="sizes of a decoder"):
-        read_dimensions(str(tmp_path / "config.json"))
+    for text in ("{}", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ModelNotUsable, match="sizes of a decoder"):
+            read_dimensions(str(tmp_path / "config.json"))
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 20)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelNotUsable, match="half written"):

@@ -245,6 +245,14 @@ async def test_a_service_may_say_other_things_on_stdout_and_they_are_passed_on(
     assert await service.ended() == "ended by signal 15"
 
 
+async def test_a_folder_for_spans_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for wrong in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(StartupError, match=f"--trace-dir {wrong} cannot be made"):
+            async with running_cluster(ClusterOptions(trace_dir=wrong)):
+                pass
+
+
 TALKATIVE = """
 print("x" * 300_000, "chatty listening on nothing", end="", flush=True)
 print()

@@ -1,5 +1,6 @@
 """What is sent to a simulated cluster, and the files of costs."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def test_the_same_seed_plans_the_same_requests() -> None:
     assert all(8 <= one.prompt_count <= 16 for one in planned)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "5:", "9:3", "-1", "1:2:3"])
+@pytest.mark.parametrize("text", ["", "x", "0", "5:", "9:3", "-1", "1:2:3", "1" * 5000])
 def test_a_wrong_length_is_named_with_its_remedy(text: str) -> None:
     with pytest.raises(InvalidRequest, match="give"):
         Lengths.of(text)
@@ -41,11 +42,13 @@ def test_a_trace_is_read_in_the_order_of_its_arrivals(tmp_path: Path) -> None:
     [
         ("nothing", ":1 is no request"),
         ("[1]", ":1 is no request"),
+        ("[" * 100_000, ":1 is no request"),
         ('{"arrival_s": 1}', ":1 is no request"),
         ('{"arrival_s": -1, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is -1"),
         ('{"arrival_s": 1795711418.5, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is 1795711418.5"),
         ('{"arrival_s": 1e400, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is inf"),
         ('{"arrival_s": 1, "prompt_tokens": 0, "max_tokens": 6}', "prompt_tokens is 0"),
+        ('{"arrival_s": 1, "prompt_tokens": true, "max_tokens": 6}', "prompt_tokens is True"),
         ("", "has no requests"),
     ],
 )
@@ -66,6 +69,14 @@ def test_costs_survive_their_file(tmp_path: Path) -> None:
 def test_a_file_without_costs_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
+    with pytest.raises(StartupError, match="has no costs"):
+        read_costs(path)
+
+
+def test_a_number_that_no_cluster_measures_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    write_costs(path, saved_costs())
+    path.write_text(re.sub(r'"call_count": \d+', f'"call_count": 1{"0" * 400}', path.read_text()))
     with pytest.raises(StartupError, match="has no costs"):
         read_costs(path)
 
