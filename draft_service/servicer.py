@@ -16,7 +16,7 @@ from paceline.errors import PacelineError
 from paceline.model_service.servicer import Answering, Context, ModelServicer
 from paceline.scope import Caller
 from paceline.security.access import caller_scope
-from paceline.types import PreparedDrafts, Proposals
+from paceline.types import PreparedDrafts, Proposal, Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
 
@@ -53,11 +53,19 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
     async def _propose(
         self, unasked: Unasked, caller: Caller, request: pb.ProposeTokensRequest
     ) -> pb.ProposeTokensResponse:
-        wishing = [caller.scope + row.sequence_id for row in request.rows if row.prepare_count]
+        wishing = {caller.scope + row.sequence_id for row in request.rows if row.prepare_count}
+        # Before the call, during which its sequences may be released.
         self._streams |= dict.fromkeys(wishing, unasked)
-        work = self._drafter.propose_calls
+        answered = set[str]()
         self._pauses.asked()
-        rows, results, timing = await self._run_rows(caller, request, propose_rows_from_pb, work)
+        try:
+            work = self._drafter.propose_calls
+            rows, results, timing = await self._run_rows(caller, request, propose_rows_from_pb, work)
+            proposals = zip(rows, results, strict=True)
+            answered = {caller.scope + row.sequence_id for row, one in proposals if isinstance(one, Proposal)}
+        finally:
+            for sequence_id in wishing - answered:
+                self._streams.pop(sequence_id, None)
         self._pauses.answered()
         self._is_more_to_prepare |= bool(wishing)
         if wishing and (self._preparing is None or self._preparing.done()):

@@ -1,7 +1,6 @@
 """Make the built-in pair, step by step: `python -m training target|outputs|draft`; see README.md beside this."""
 
 import asyncio
-import json
 import math
 import random
 import sys
@@ -27,7 +26,7 @@ from paceline.process.cluster_plan import CORES, ClusterOptions
 from training import draft, grid, heads, outputs, problems, target
 from training.features import FrozenTarget, Texts, texts_of
 from training.lessons import Lesson, lessons, read_lessons, write_lessons
-from training.loop import MAX_LENGTH, bucketed, fit, new_model, placed, save
+from training.loop import MAX_LENGTH, bucketed, fit, new_model, placed, read_model, save
 from training.tokenizer import read_tokenizer, save_tokenizer, train_tokenizer
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
@@ -109,8 +108,7 @@ def make_outputs(
         target_threads=None if draft_model else CORES,
     )
     made = asyncio.run(outputs.greedy_outputs(prompts, cluster, console.print, minutes=minutes))
-    console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
-    (work / ("unseen.json" if unseen else "outputs.json")).write_text(json.dumps([vars(one) for one in made]))
+    _write(work / ("unseen.json" if unseen else "outputs.json"), made)
 
 
 @app.command("answers")
@@ -138,9 +136,12 @@ def make_answers(
     if model.device.type == "cuda":
         model.bfloat16()  # lessons read the outputs so too
     answers = outputs.outputs_at_once(model, batches, console.print, minutes=minutes, max_new_tokens=max_new_tokens)
-    made = list(answers)
+    _write(outputs_file, list(answers))
+
+
+def _write(path: Path, made: list[outputs.Output]) -> None:
     console.print(f"{len(made)} outputs, {sum(len(one) - one.prompt_count for one in made)} tokens")
-    outputs_file.write_text(json.dumps([vars(one) for one in made]))
+    outputs.write_outputs(path, made)
 
 
 def _said(prompts: Path) -> list[str]:
@@ -176,15 +177,11 @@ def train_draft(
     torch.manual_seed(seed)
     rng = random.Random(seed)
     tokenizer = read_tokenizer(work / "target")
-    own = outputs.read_outputs(work / "outputs.json")
+    own = outputs.read_outputs(work / "outputs.json", len(tokenizer.get_vocab()))
     gold = _worked_answers(data, tokenizer, rng)
     teacher = _teacher(work / "target", device)
     learnt = list(lessons(teacher, bucketed([*own, *gold], 2 * token_budget, rng), console.print))
-    model = (
-        LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32)
-        if start_from
-        else new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
-    )
+    model = read_model(start_from) if start_from else new_model(draft.DRAFT_SHAPE, tokenizer.get_vocab())
     progress = fit(
         placed(model, device),
         draft.batches(learnt, token_budget, seed),
@@ -204,7 +201,7 @@ def _worked_answers(data: Path, tokenizer: Tokenizer, rng: random.Random) -> lis
 
 
 def _teacher(folder: Path, device: str) -> LlamaForCausalLM:
-    return placed(LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32), device)
+    return placed(read_model(folder), device)
 
 
 @app.command("heads")
@@ -314,9 +311,10 @@ def train_grid(
     def recipe() -> grid.Recipe:
         tokenizer = read_tokenizer(target)
         rng = random.Random(seed)
-        own = outputs.read_outputs(outputs_file)[:most_outputs]
+        vocabulary_size = len(tokenizer.get_vocab())
+        own = outputs.read_outputs(outputs_file, vocabulary_size)[:most_outputs]
         rng.shuffle(own)
-        held = outputs.read_outputs(held_file) if held_file else own[: max(1, len(own) // 20)]
+        held = outputs.read_outputs(held_file, vocabulary_size) if held_file else own[: max(1, len(own) // 20)]
         learnt = own if held_file else own[len(held) :]
         gold = _worked_answers(data, tokenizer, rng) if data else []
         if not (learnt or gold):

@@ -12,12 +12,12 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from paceline.engine.model.loader import resolve_device
 from paceline.errors import InvalidRequest
-from training.loop import bucketed
+from training.loop import bucketed, read_model
 from training.outputs import Output, read_outputs
 
 NAME = "features"
@@ -96,9 +96,8 @@ class FrozenTarget:
 
     @classmethod
     def read(cls, folder: Path, device: str = "cpu") -> Self:
-        """Read a checkpoint, in float32. Raise StartupError when there is no such device."""
-        module: nn.Module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        return cls(module.to(resolve_device(device)))
+        """Read a checkpoint, in float32. Raise InvalidRequest for another folder, StartupError for no such device."""
+        return cls(read_model(folder, AutoModelForCausalLM).to(resolve_device(device)))
 
     def embedded(self, token_ids: Tensor) -> Tensor:
         found: Tensor = self.module.get_input_embeddings()(token_ids)
@@ -157,14 +156,9 @@ def texts_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int |
 
 def _outputs(file: Path, vocabulary_size: int, most: int | None) -> list[Output]:
     """Return those that heads can learn from."""
-    own = [one for one in read_outputs(file)[:most] if len(one) >= LEAST_TOKENS]
+    own = [one for one in read_outputs(file, vocabulary_size)[:most] if len(one) >= LEAST_TOKENS]
     if not own:
         raise InvalidRequest(f"{file} has no outputs of {LEAST_TOKENS} tokens, prompts included; give longer ones")
-    if (largest := max(max(one.token_ids) for one in own)) >= vocabulary_size:
-        raise InvalidRequest(
-            f"{file} has token id {largest}, and --target has {vocabulary_size} tokens; give outputs of this target",
-            field="outputs",
-        )
     return own
 
 

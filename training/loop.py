@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.engine.model.loader import resolve_device
+from paceline.errors import InvalidRequest
 from training.tokenizer import END, PAD
 
 MAX_LENGTH = 4096
@@ -62,6 +64,14 @@ def new_model(shape: Shape, vocabulary: dict[str, int]) -> LlamaForCausalLM:
         pad_token_id=vocabulary[PAD],
     )
     return LlamaForCausalLM(config)
+
+
+def read_model(folder: Path, kind: Any = LlamaForCausalLM) -> Any:
+    """Read a checkpoint by one of transformers' classes, in float32. Raise InvalidRequest when it is none."""
+    try:
+        return kind.from_pretrained(folder, dtype=torch.float32)
+    except (OSError, ValueError, LookupError, RuntimeError, SafetensorError) as error:
+        raise InvalidRequest(f"{folder} has no model that can be read: {error}; name a checkpoint's folder") from error
 
 
 def placed(model: LlamaForCausalLM, device: str) -> LlamaForCausalLM:

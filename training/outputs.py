@@ -4,6 +4,7 @@ The product itself makes the outputs, so they are those that the pair will be as
 target's rounds do not fill, Hugging Face's `generate` makes them of thousands of prompts at once.
 """
 
+import json
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from copy import copy
@@ -44,7 +45,7 @@ class Output:
 _FORM = TypeAdapter(list[Output])
 
 
-def read_outputs(path: Path) -> list[Output]:
+def read_outputs(path: Path, vocabulary_size: int) -> list[Output]:
     """Read what `training outputs` wrote. Raise InvalidRequest when it is something else, or nothing."""
     remedy = "make some with `training outputs`"
     try:
@@ -61,7 +62,19 @@ def read_outputs(path: Path) -> list[Output]:
             )
     if not outputs:
         raise InvalidRequest(f"{path} has no outputs to learn from; {remedy}")
+    if (largest := max(max(one.token_ids) for one in outputs)) >= vocabulary_size:
+        raise InvalidRequest(
+            f"{path} has token id {largest}, and --target has {vocabulary_size} tokens; give outputs of this target",
+            field="outputs",
+        )
     return outputs
+
+
+def write_outputs(path: Path, made: Sequence[Output]) -> None:
+    """Raise InvalidRequest when there are none: the file may have those of earlier hours."""
+    if not made:
+        raise InvalidRequest(f"no output was made, so {path} stays as it is; give more --minutes")
+    path.write_text(json.dumps([vars(one) for one in made]))
 
 
 async def greedy_outputs(
@@ -74,13 +87,12 @@ async def greedy_outputs(
 ) -> list[Output]:
     """Let the product answer prompts until the prompts or the minutes run out.
 
-    After an error the outputs made so far are returned; if there are none, the error is raised. Raise StartupError when
-    the services do not start.
+    The minutes begin once the services run. After an error the outputs made so far are returned; if there are none, the
+    error is raised. Raise StartupError when the services do not start.
     """
-    ends_at = time.monotonic() + 60 * minutes
     made: list[Output] = []
 
-    async def answer(source: Iterator[Prompt], client: Client) -> None:
+    async def answer(source: Iterator[Prompt], client: Client, ends_at: float) -> None:
         for prompt in source:
             if time.monotonic() > ends_at:
                 return
@@ -92,9 +104,10 @@ async def greedy_outputs(
     try:
         async with running_cluster(cluster, report) as addresses, Client(addresses.coordinator) as client:
             source, batch_size = iter(prompts), (await client.describe()).batch_size
+            ends_at = time.monotonic() + 60 * minutes
             async with side_by_side() as group:
                 for _ in range(3 * batch_size):
-                    group.create_task(answer(source, client))
+                    group.create_task(answer(source, client, ends_at))
     except PacelineError as error:
         if not made:
             raise

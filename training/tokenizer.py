@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from paceline.errors import InvalidRequest
 
-PAD, END, USER, ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
+PAD, END, USER, ASSISTANT = SPECIAL_TOKENS = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
 CHAT_TEMPLATE = (
     "{%- for message in messages %}"
     "{{- '<|' + message.role + '|>' + message.content }}"
@@ -30,7 +30,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=[PAD, END, USER, ASSISTANT],
+        special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -39,13 +39,18 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
 
 
 def read_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer of a checkpoint. Raise InvalidRequest when there is none."""
+    """Read the tokenizer of a checkpoint. Raise InvalidRequest for none, or one without our special tokens."""
     try:
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # tokenizers has no kind of its own
         raise InvalidRequest(
             f"{folder} has no tokenizer.json that can be read ({error}); name a checkpoint of `training target`"
         ) from error
+    if missing := [one for one in SPECIAL_TOKENS if tokenizer.token_to_id(one) is None]:
+        raise InvalidRequest(
+            f"the tokenizer in {folder} has no {', '.join(missing)}; name a checkpoint of `training target`"
+        )
+    return tokenizer
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int) -> None:

@@ -17,7 +17,6 @@ BLOCKS = {
     "block of an MLP alone": (1.0, 1.2, 0.7),
 }
 """Percentage points that forms of the augmenting block gain over having none."""
-EXTRA_TOKENS_OVER_MEDUSA = (1.50, 1.76)
 BATCH_SIZES = (4, 8, 16, 24, 32, 48)
 TOKENS_PER_S = {
     "clover": (232.2, 411.3, 673.3, 988.4, 1137.7, 1462.8),

@@ -50,9 +50,6 @@ class Prices:
         return self.drafted + self.token.get(model, 0.0)
 
 
-FREE = Prices()
-
-
 @dataclass(slots=True)
 class Option:
     """Drafts of one source."""

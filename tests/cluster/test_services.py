@@ -10,6 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from draft_service.drafter import Drafter
+from draft_service.servicer import DraftServicer
 from paceline.codec.status import error_from_pb
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PassSize
@@ -22,6 +24,7 @@ from paceline.errors import (
     SequenceNotFound,
     TokenizerNotFound,
 )
+from paceline.model_service.servicer import Answering
 from paceline.types import Proposal, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
@@ -180,6 +183,32 @@ async def test_nothing_is_prepared_any_more_when_calls_stay_away(
         for _ in range(5):
             await draft.worker.run_between(lambda: None)
         assert len(sizes) == made <= 2 + 3
+
+
+async def test_the_names_of_rows_that_were_refused_are_not_kept(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were kept as long as the stream was open, whatever their length."""
+    made, begin = list[DraftServicer](), DraftServicer.__init__
+
+    def noted(servicer: DraftServicer, drafter: Drafter, answering: Answering) -> None:
+        made.append(servicer)
+        begin(servicer, drafter, answering)
+
+    monkeypatch.setattr(DraftServicer, "__init__", noted)
+    async with model_server("draft", pairs["Llama"].target) as draft:
+        drafter = RemoteDrafter(draft.channel, TIMEOUT_S)
+        refused = ("x" * 1000, "no rule")
+        good, *others = (
+            await drafter.propose(
+                [
+                    ProposeRow("good", 0, PROMPT, 2, prepare_count=8),
+                    *(ProposeRow(one, 0, PROMPT, 2, None, prepare_count=8) for one in refused),
+                ]
+            )
+        ).results
+        assert isinstance(good, Proposal) and not any(isinstance(one, Proposal) for one in others)
+        assert [*made[0]._streams] == ["good"]
 
 
 async def test_a_bad_draft_row_fails_alone(draft: ModelServer) -> None:

@@ -1,15 +1,18 @@
 """`python -m training`: what is wrong with its input is said in one line, and before minutes are spent on it."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from paceline.builtin import resolve_model
 from paceline.errors import InvalidRequest
 from training.__main__ import run
-from training.outputs import Output, read_outputs
+from training.outputs import Output, read_outputs, write_outputs
 from training.problems import load
 
 TARGET = resolve_model("builtin:target")
@@ -52,6 +55,14 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
             "grid --target {target} --outputs one.json --held one.json --folder g --lessons none.json",
             "--lessons none.json has no lessons",
         ),
+        ("grid --target {target} --outputs other.json --folder g", "other.json has token id 99999, and --target has"),
+        (
+            "grid --target {target} --outputs one.json --held other.json --folder g",
+            "other.json has token id 99999, and --target has",
+        ),
+        ("heads --target empty --outputs one.json --folder h", "empty has no model that can be read"),
+        ("heads --target short --outputs one.json --folder h", "short has no model that can be read"),
+        ("grid --target strange --outputs one.json --folder g", "strange has no <|pad|>, <|end|>, <|user|>"),
     ],
 )
 def test_wrong_input_is_said_in_words(
@@ -67,6 +78,13 @@ def test_wrong_input_is_said_in_words(
     Path("bad.jsonl").write_text(f'{PROBLEM}\n{{"question": "1+1?"}}\n')
     Path("none.json").write_text("[]")
     Path("one.json").write_text(json.dumps([{"token_ids": [5, 6, 7, 8], "prompt_count": 2}]))
+    Path("other.json").write_text(json.dumps([{"token_ids": [5, 6, 99999], "prompt_count": 2}]))
+    Path("empty").mkdir()
+    Path("empty/config.json").write_text("{}")
+    shutil.copytree(TARGET, "short", ignore=lambda *_: ["model.safetensors"])
+    Path("short/model.safetensors").write_bytes(b"\xff" * 20)
+    Path("strange").mkdir()
+    Tokenizer(BPE()).save("strange/tokenizer.json")
     status, err = said(monkeypatch, capsys, *arguments.format(target=TARGET).split())
     assert status != 0
     assert words.format(target=TARGET) in err
@@ -89,7 +107,16 @@ def test_what_is_no_output_is_refused(row: dict[str, object], tmp_path: Path) ->
     path = tmp_path / "outputs.json"
     right = {"token_ids": [5, 6], "prompt_count": 1}
     path.write_text(json.dumps([right]))
-    assert read_outputs(path) == [Output((5, 6), 1)]
+    assert read_outputs(path, 7) == [Output((5, 6), 1)]
     path.write_text(json.dumps([right, row]))
     with pytest.raises(InvalidRequest, match=r"(output |file|has no outputs: )1.*training outputs"):
-        read_outputs(path)
+        read_outputs(path, 7)
+
+
+def test_outputs_of_earlier_hours_stay_where_none_are_made(tmp_path: Path) -> None:
+    """A run whose minutes were over before its services listened wrote an empty list over them."""
+    path = tmp_path / "outputs.json"
+    write_outputs(path, made := [Output((5, 6), 1)])
+    with pytest.raises(InvalidRequest, match="no output was made"):
+        write_outputs(path, [])
+    assert read_outputs(path, 7) == made
