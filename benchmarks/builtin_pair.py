@@ -15,9 +15,9 @@ from rich.console import Console
 from benchmarks.commands import run_command
 from benchmarks.questions import encode_questions
 from paceline.client import Client
-from paceline.measure.alternate import median_tokens_per_s, timed_passes
+from paceline.measure.alternate import equal_count, median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem
-from paceline.measure.contention import MachineWatch, counting, was_quiet
+from paceline.measure.contention import MachineWatch, counting, median_ratio, was_quiet
 from paceline.measure.rounds import RoundUse
 from paceline.measure.system import Measured
 from paceline.process.cluster_plan import ClusterOptions
@@ -55,19 +55,19 @@ async def measure(
 
 def summary(options: ClusterOptions, measured: dict[str, list[Measured]]) -> dict[str, object]:
     rates = {name: median_tokens_per_s(runs) for name, runs in measured.items()}
-    plain, speculative = measured["plain"][-1], measured["speculative"][-1]
-    rounds = counting(measured["speculative"])[-1].rounds or RoundUse()
+    plain, speculative = measured["plain"], measured["speculative"]
+    rounds = counting(speculative)[-1].rounds or RoundUse()
     return {
-        "problems": len(plain.outputs),
+        "problems": len(plain[0].outputs),
         "batch_size": options.batch_size,
         "draft_count": options.draft_count if options.draft_count in (None, "auto") else int(options.draft_count),
         "acceptance": None if rounds.acceptance is None else round(rounds.acceptance, 3),
         "tokens_per_round": round(rounds.tokens_per_row, 2),
         "plain_tokens_per_s": round(rates["plain"]),
         "speculative_tokens_per_s": round(rates["speculative"]),
-        "speedup": round(rates["speculative"] / rates["plain"], 2),
+        "speedup": round(median_ratio(speculative, plain), 2),
         "quiet_runs": {name: sum(map(was_quiet, runs)) for name, runs in measured.items()},
-        "identical": sum(a == b for a, b in zip(plain.outputs, speculative.outputs, strict=True)),
+        "identical": equal_count([*plain, *speculative], plain[0].outputs),
     }
 
 

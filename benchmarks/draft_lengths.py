@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -28,7 +27,7 @@ from benchmarks.drafts import write_random_draft, write_slow_draft
 from benchmarks.questions import encode_questions
 from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import running_system
-from paceline.measure.contention import MachineWatch, Watch, counting, counting_pairs, was_quiet
+from paceline.measure.contention import MachineWatch, Watch, counting, median_ratio, was_quiet
 from paceline.measure.prompts import select_lines
 from paceline.measure.synthetic.pair import PairOrder, write_pair
 from paceline.measure.synthetic.shapes import SHAPES
@@ -153,7 +152,7 @@ def table(measured: Mapping[str, Measurements]) -> str:
 def _row(part: str, runs: Measurements) -> Sequence[str]:
     rates = {name: median_tokens_per_s(ones) for name, ones in runs.items()}
     best = max((name for name in rates if name != AUTO), key=lambda name: rates[name])
-    ratio = median(one.tokens_per_s / other.tokens_per_s for one, other in counting_pairs(runs[AUTO], runs[best]))
+    ratio = median_ratio(runs[AUTO], runs[best])
     every = [one for ones in runs.values() for one in ones]
     used = counting(runs[FIXED[-2]])[-1].rounds
     accepted = used.acceptance if used else None

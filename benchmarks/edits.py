@@ -18,9 +18,9 @@ from rich.console import Console
 
 from benchmarks.commands import run_command
 from paceline.client import Client
-from paceline.measure.alternate import median_tokens_per_s, timed_passes
+from paceline.measure.alternate import equal_count, median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem, Predictions
-from paceline.measure.contention import MachineWatch, was_quiet
+from paceline.measure.contention import MachineWatch, median_ratio, was_quiet
 from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_codec, select_lines
 from paceline.measure.system import Measured
 from paceline.process.cluster_plan import ClusterOptions
@@ -75,15 +75,13 @@ def edited(line: str, place: int) -> str:
 
 def summary(measured: dict[str, list[Measured]]) -> dict[str, object]:
     rates = {name: median_tokens_per_s(runs) for name, runs in measured.items()}
-    outputs = {name: runs[-1].outputs for name, runs in measured.items()}
+    plain = measured[PLAIN]
     return {
-        "prompts": len(outputs[PLAIN]),
+        "prompts": len(plain[0].outputs),
         "tokens_per_s": {name: round(rate) for name, rate in rates.items()},
-        "of_plain": {name: round(rate / rates[PLAIN], 2) for name, rate in rates.items()},
+        "of_plain": {name: round(median_ratio(runs, plain), 2) for name, runs in measured.items()},
         "quiet_runs": {name: sum(map(was_quiet, runs)) for name, runs in measured.items()},
-        "identical": {
-            name: sum(a == b for a, b in zip(ones, outputs[PLAIN], strict=True)) for name, ones in outputs.items()
-        },
+        "identical": {name: equal_count(runs, plain[0].outputs) for name, runs in measured.items()},
     }
 
 

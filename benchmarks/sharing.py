@@ -27,7 +27,7 @@ from benchmarks.scrapes import scraped
 from paceline.cli.options import InputFile
 from paceline.cli.prompts import selected_lines
 from paceline.client import Client
-from paceline.measure.contention import Contention, MachineWatch, counting, was_quiet
+from paceline.measure.contention import Contention, MachineWatch, counting, median_ratio, was_quiet
 from paceline.measure.prompts import encode_lines, read_text_codec
 from paceline.process.cluster_plan import ClusterOptions, divided_threads
 from paceline.process.service_process import Endpoint, running_service
@@ -44,8 +44,8 @@ console = Console(highlight=False)
 class Window:
     """What coordinators did in some seconds."""
 
-    tokens_per_s: Sequence[float]
-    """Of each coordinator."""
+    rates: Sequence[float]
+    """Tokens/s of each coordinator."""
     calls_together: Mapping[str, float]
     """Mean calls that a model served together, by `target` and `draft`."""
     cpu_us: Mapping[str, float]
@@ -53,8 +53,8 @@ class Window:
     contention: Contention
 
     @property
-    def total(self) -> float:
-        return sum(self.tokens_per_s)
+    def tokens_per_s(self) -> float:
+        return sum(self.rates)
 
 
 @dataclass(frozen=True)
@@ -237,13 +237,13 @@ async def _models(stack: AsyncExitStack, target_model: str, draft_model: str) ->
 
 
 def _summary(measured: Mapping[str, Sequence[Window]]) -> dict[str, object]:
-    totals = {name: median(one.total for one in counting(windows)) for name, windows in measured.items()}
+    totals = {name: median(one.tokens_per_s for one in counting(windows)) for name, windows in measured.items()}
     several = counting(measured["several"])
-    fair = [1 / len(one.tokens_per_s) for one in several]
-    shares = [[rate / one.total for rate in one.tokens_per_s] for one in several]
+    fair = [1 / len(one.rates) for one in several]
+    shares = [[rate / one.tokens_per_s for rate in one.rates] for one in several]
     return {
         "tokens_per_s": {name: round(total) for name, total in totals.items()},
-        "several_of_one": round(totals["several"] / totals["one"], 3),
+        "several_of_one": round(median_ratio(measured["several"], measured["one"]), 3),
         "shares_of_fair": [
             [round(share / one, 3) for share in (min(own), max(own))] for own, one in zip(shares, fair, strict=True)
         ],

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from paceline.measure.contention import Contention, counting, counting_pairs, was_quiet
+from paceline.measure.contention import Contention, counting, median_ratio, was_quiet
 from paceline.measure.rounds import RoundUse
 from paceline.process.variables import NO_HEADS
 
@@ -69,8 +69,7 @@ class Comparison:
     @property
     def ratio(self) -> float:
         """Speed with prepared rounds over speed without: the median over neighbouring runs."""
-        pairs = counting_pairs(self.prepared, self.without)
-        return median(one.tokens_per_s / other.tokens_per_s for one, other in pairs)
+        return median_ratio(self.prepared, self.without)
 
     @property
     def equal_count(self) -> int:

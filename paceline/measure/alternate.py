@@ -52,6 +52,11 @@ def median_tokens_per_s(passes: Sequence[Measured]) -> float:
     return median(one.tokens_per_s for one in counting(passes))
 
 
+def equal_count(passes: Sequence[Measured], outputs: Sequence[Sequence[int]]) -> int:
+    """Return how many prompts have these outputs in each of the passes."""
+    return sum(all(one.outputs[place] == output for one in passes) for place, output in enumerate(outputs))
+
+
 async def undisturbed(
     system: System, prompts: Sequence[tuple[int, ...]], watch: Watch, repeats: int = MAX_REPEATS
 ) -> Measured:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Protocol, TypeVar
 
 import psutil
@@ -37,6 +38,13 @@ class Watched(Protocol):
 
     @property
     def contention(self) -> Contention | None: ...
+
+
+class Timed(Watched, Protocol):
+    """Such a run of which it is known how many tokens it made in a second."""
+
+    @property
+    def tokens_per_s(self) -> float: ...
 
 
 WatchedT = TypeVar("WatchedT", bound=Watched)
@@ -105,6 +113,11 @@ def counting_pairs(runs: Sequence[WatchedT], others: Sequence[WatchedT]) -> list
     """Return the neighbouring runs of two systems that ratios are made of: both quiet, or all pairs if none is."""
     pairs = list(zip(runs, others, strict=True))
     return [pair for pair in pairs if all(map(was_quiet, pair))] or pairs
+
+
+def median_ratio(runs: Sequence[Timed], others: Sequence[Timed]) -> float:
+    """Return how fast one system is of another: the median of neighbouring runs' ratios, of quiet pairs if any."""
+    return median(one.tokens_per_s / other.tokens_per_s for one, other in counting_pairs(runs, others))
 
 
 def _busy_s() -> float:

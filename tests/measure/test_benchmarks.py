@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin_pair, draft_lengths, laws, scheduling, sharing
+from benchmarks import builtin_pair, draft_lengths, edits, laws, scheduling, sharing
 from benchmarks.overload import holds
 from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.errors import InvalidRequest
@@ -40,11 +40,23 @@ def test_a_spoiled_pass_counts_in_no_median_of_the_built_in_pair() -> None:
     spoiled = measured(9, SPOILED, RoundUse())
     found = builtin_pair.summary(
         ClusterOptions(draft_count="5"),
-        {"plain": [measured(20), spoiled], "speculative": [measured(50), spoiled, spoiled]},
+        {"plain": [measured(20), spoiled, spoiled], "speculative": [measured(50), spoiled, spoiled]},
     )
     assert (found["plain_tokens_per_s"], found["speculative_tokens_per_s"], found["speedup"]) == (20, 50, 2.5)
     assert found["acceptance"] == 0.4
     assert found["quiet_runs"] == {"plain": 1, "speculative": 1}
+
+
+def test_figures_of_edits_are_of_neighbouring_runs_and_of_the_outputs_of_all() -> None:
+    """Each side had the median of its own runs, and the last ones' outputs alone were compared."""
+
+    def run(seconds: float, output: tuple[int, ...] = (5, 6)) -> Measured:
+        return Measured([[1, 2], [*output]], seconds, ROUNDS, QUIET)
+
+    plain = [run(1.0), run(0.1), run(0.5)]
+    found = edits.summary({edits.PLAIN: plain, "all": [run(0.5, (5, 7)), run(0.2), run(0.1)]})
+    assert found["of_plain"] == {edits.PLAIN: 1.0, "all": 2.0}
+    assert found["identical"] == {edits.PLAIN: 2, "all": 1}
 
 
 def test_a_spoiled_pass_counts_in_no_median_of_a_policy() -> None:
