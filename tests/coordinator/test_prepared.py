@@ -345,11 +345,46 @@ async def test_a_sequence_is_freed_after_the_calls_in_the_background() -> None:
         drafter = prepared_of(time, inner)
         await proposal_of(drafter, whole_row("a", 0))
         await time.sleep(VERIFY_S)
-        await proposal_of(drafter, whole_row("a", 4, cached_length=5))
+        # Whole, so that the service would take it after the end of the sequence too.
+        assert (await proposal_of(drafter, whole_row("a", 4))).prepared
         await drafter.release(["a"])
         assert inner.token_ids == {}
         await time.sleep(VERIFY_S)
+        assert inner.token_ids == {}
         assert not drafter.ready(whole_row("a", 8, cached_length=9)), "what comes late is for nobody"
+
+    await time.run(rounds())
+
+
+async def test_a_round_that_is_cancelled_cancels_its_call() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        drafter = prepared_of(time, inner)
+        asking = asyncio.create_task(proposal_of(drafter, whole_row("a", 0)))
+        await time.sleep(HOP_S / 4)
+        asking.cancel()
+        await asyncio.wait([asking])
+        await time.sleep(HOP_S)
+        assert inner.calls == []
+
+    await time.run(rounds())
+
+
+async def test_what_a_call_in_the_background_answers_is_used() -> None:
+    time = FakeTime()
+
+    async def rounds() -> None:
+        drafter = prepared_of(time, PreparingDrafter(time, 1.0, hop_s=50.0))
+        await drafter.propose([whole_row(one, 0) for one in "ab"], PATIENCE)
+        await time.sleep(50.0)
+        drafter._choices.forget(["b"])
+        rows = [whole_row(one, 4, cached_length=5) for one in "ab"]
+        _, none = (await drafter.propose(rows, PATIENCE)).results
+        assert none == Proposal((), len(PROMPT) + 4)
+        await time.sleep(51.0)
+        assert (await proposal_of(drafter, rows[1])).prepared
 
     await time.run(rounds())
 

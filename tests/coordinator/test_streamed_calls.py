@@ -25,8 +25,9 @@ from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import RunningServer, open_channel
 from tests.coordinators import fake_server
 from tests.fakes.dispatches import until, whole
-from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.ports import port_for_later
+from tests.scrapes import value
 from tests.spans import Spans
 
 PROMPTS = [(n, n + 1) for n in range(5, 13)]
@@ -125,13 +126,19 @@ async def test_a_cancelled_call_ends_with_cancelled_and_frees_its_place() -> Non
 
 
 async def test_a_broken_stream_cancels_its_calls() -> None:
-    verifier = FakeVerifier()
-    async with server(verifier, max_new_tokens=10_000) as running:
+    registry, verifier = CollectorRegistry(), HeldVerifier(1)
+    async with fake_server(FakeDrafter(0.7), verifier, registry, batch_size=8) as running:
         async with raw_stream(running) as stream:
             for call_id in (1, 2):
                 await stream.start(call_id, GenerationRequest(TokenIds((5, call_id)), ignore_end_tokens=True))
-            await stream.read()
+            accepted = set[int]()
+            while accepted != {1, 2}:
+                accepted |= {one.call_id for one in (await stream.read()).updates}
+            await until(lambda: bool(verifier.token_ids))
+        await until(lambda: value(registry, "requests_total", code="CANCELLED") == 2)
+        verifier.open.set()
         await until(lambda: not verifier.token_ids)
+        assert len(verifier.calls) == 2, "only the round that they were in ends"
 
 
 async def test_a_held_call_gets_nothing_more_while_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,19 @@ def test_a_branch_takes_free_pages_only() -> None:
     assert pool.describe().idle_bytes == 2 * PAGE_BYTES
 
 
+def test_a_branch_copies_a_page_that_it_shares_into_a_free_one_only() -> None:
+    pool = pool_of(4)
+    fill(pool, "old", [9] * 8)
+    pool.release("old")
+    fill(pool, "a", [*PROMPT, 7, 8])
+    pool.fork("a", 8, "branch")
+    pool.truncate("branch", 7)
+    with pytest.raises(CacheFull):
+        pool.append("branch", [5])
+    assert pool.describe().idle_bytes == 2 * PAGE_BYTES
+    assert pool.length("branch") == 7
+
+
 def test_a_branch_whose_pages_are_needed_for_adopting_it_is_gone() -> None:
     pool = pool_of(2)
     fill(pool, "a", PROMPT[:4])

@@ -197,6 +197,47 @@ def test_a_pass_between_calls_has_few_rows_and_no_more_is_prepared_than_was_aske
     assert sum(one.token_count for one in passes) <= 1 + 30 + PASS_ROWS
 
 
+def test_a_hit_frees_what_did_not_come(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    caller.ask(prepare_count=60)
+    prepare(drafter.preparing)
+    held_bytes = drafter.runner.cache.held_bytes
+    caller.commit(2, caller.choice_after(caller.drafts))
+    assert caller.ask(1, prepare_count=5).prepared
+    prepare(drafter.preparing)
+    assert drafter.runner.cache.held_bytes < held_bytes / 2
+
+
+def test_after_a_hit_as_much_is_prepared_as_its_row_asks_for(model: LoadedModel) -> None:
+    passes: list[PassSize] = []
+    drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
+    caller = Caller(model, drafter)
+    caller.ask(prepare_count=20)
+    prepare(drafter.preparing)
+    caller.commit(2, caller.choice_after(caller.drafts))
+    assert caller.ask(1, prepare_count=80).prepared
+    passes.clear()
+    prepare(drafter.preparing)
+    assert 20 + PASS_ROWS < sum(one.token_count for one in passes) <= 80 + PASS_ROWS
+
+
+def test_the_more_the_target_agreed_the_further_goes_what_is_prepared(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+
+    def prepared_length(name: str) -> int:
+        Caller(model, drafter, name=name).ask(prepare_count=20)
+        return max(one.length for one in prepare(drafter.preparing))
+
+    first = prepared_length("b")
+    caller = Caller(model, drafter)
+    for _ in range(10):
+        caller.ask(prepare_count=20)
+        prepare(drafter.preparing)
+        caller.commit(2, caller.choice_after(caller.drafts))
+    assert prepared_length("c") > first
+
+
 @pytest.mark.parametrize("is_cut", [True, False])
 def test_nothing_stays_prepared_for_a_sequence_that_its_owner_cuts_or_frees(model: LoadedModel, is_cut: bool) -> None:
     drafter = Drafter(Runner(model, OPTIONS))
@@ -223,6 +264,16 @@ def test_another_prefix_ends_what_was_prepared(model: LoadedModel) -> None:
     assert not caller.ask().prepared
 
 
+def test_another_rule_for_the_same_tokens_ends_what_was_prepared(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    caller.ask()
+    prepare(drafter.preparing)
+    caller.commit(2, caller.choice_after(caller.drafts))
+    caller.rule, caller.cached_length = RULES[1], 0
+    assert not caller.ask().prepared
+
+
 def test_branches_are_no_sequences_of_anyone(model: LoadedModel) -> None:
     drafter = Drafter(Runner(model, OPTIONS))
     Caller(model, drafter).ask()
@@ -231,15 +282,18 @@ def test_branches_are_no_sequences_of_anyone(model: LoadedModel) -> None:
 
 
 def test_coordinators_that_are_kept_apart_share_the_passes(model: LoadedModel) -> None:
-    drafter = Drafter(Runner(model, OPTIONS))
+    passes: list[PassSize] = []
+    drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
     callers = {scope: Caller(model, drafter) for scope in ("one/", "two/")}
     for scope, caller in callers.items():
         caller.ask(scope=scope)
+    passes.clear()
     for _ in range(4):
         made = drafter.preparing.work() or []
         counts = [sum(name.startswith(scope) for name, _ in made) for scope in callers]
         assert counts[0] == counts[1]
     prepare(drafter.preparing)
+    assert max(one.row_count for one in passes) <= PASS_ROWS
     for scope, caller in callers.items():
         caller.commit(2, caller.choice_after(caller.drafts))
         assert caller.ask(1, scope=scope).prepared
@@ -253,6 +307,15 @@ def test_a_coordinator_without_room_gets_some_of_what_another_prepared(model: Lo
     prepare(drafter.preparing)
     second.ask(scope="two/")
     assert len(prepare(drafter.preparing)) > 5
+
+
+def test_a_coordinator_without_room_takes_none_of_its_own(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, replace(OPTIONS, kv_memory=str(20 * 4 * model.kv_shape.token_bytes))))
+    caller = Caller(model, drafter)
+    caller.ask()
+    prepare(drafter.preparing)
+    caller.commit(2, caller.choice_after(caller.drafts))
+    assert caller.ask(1).prepared
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -322,9 +385,11 @@ def test_a_count_out_of_range_is_refused(model: LoadedModel, count: int) -> None
     assert error.field == "prepare_count"
 
 
-def test_nothing_is_prepared_beyond_the_models_length(pairs: dict[str, PairOfCheckpoints], model: LoadedModel) -> None:
-    drafter = Drafter(Runner(model, OPTIONS))
+def test_nothing_is_prepared_beyond_the_models_length(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, replace(OPTIONS, prefill_chunk_tokens=512)))  # the whole prompt in one call
     length = drafter.runner.limits.model_max_length
     row = ProposeRow("a", 0, tuple(n % 300 for n in range(length - 3)), 4, prepare_count=100)
-    assert isinstance(drafter.propose([row])[0], Proposal)
-    assert all(one.length <= length for one in prepare(drafter.preparing))
+    (proposal,) = drafter.propose([row])
+    assert isinstance(proposal, Proposal)
+    assert len(proposal.draft_token_ids) == 4
+    assert max(one.length for one in prepare(drafter.preparing)) == length

@@ -21,9 +21,11 @@ from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from tests.coordinators import fake_server, prompts
-from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fuzzing.bad_requests import MAX_BODY_BYTES, BadRequest, bad_requests
 from tests.fuzzing.http_answers import answer_to, complaint
+from tests.scrapes import value
+from tests.spans import until
 
 COMPLETIONS = "/v1/completions"
 
@@ -40,10 +42,12 @@ class Door:
 
 
 @asynccontextmanager
-async def door(**asked: Any) -> AsyncIterator[Door]:
-    """Run a gateway over fake models; yield clients of it and of its coordinator."""
-    registry = CollectorRegistry()
-    async with fake_server(FakeDrafter(0.7), FakeVerifier(), registry, batch_size=4) as server:
+async def door(
+    verifier: FakeVerifier | None = None, registry: CollectorRegistry | None = None, **asked: Any
+) -> AsyncIterator[Door]:
+    """Run a gateway over fake models; yield clients of it and of its coordinator, which counts in `registry`."""
+    verifier, registry = verifier or FakeVerifier(), registry or CollectorRegistry()
+    async with fake_server(FakeDrafter(0.7), verifier, registry, batch_size=4) as server:
         told = GatewaySettings(coordinator=server.address, port=0, **asked)
         async with (
             running_gateway(told, Instruments(CollectorRegistry())) as address,
@@ -197,12 +201,16 @@ async def test_a_format_that_cannot_be_enforced_is_refused_by_its_name() -> None
 
 
 async def test_a_client_that_leaves_ends_its_request() -> None:
-    async with door() as it:
+    verifier, registry = HeldVerifier(1), CollectorRegistry()
+    async with door(verifier, registry) as it:
         asked = body((4, 5), max_tokens=None, ignore_eos=True, stream=True, n=64)
         async with it.http.stream("POST", COMPLETIONS, json=asked) as response:
             await anext(response.aiter_lines())
+        await until(lambda: value(registry, "requests_total", code="CANCELLED") == 1)
+        verifier.open.set()
         while (await it.grpc.describe()).live_sequence_count:
             await asyncio.sleep(0.01)
+    assert len(verifier.calls) == 2, "only the round that it was in ends"
 
 
 async def test_two_hundred_streams_at_once_all_have_their_own_output() -> None:

@@ -29,7 +29,7 @@ from tests.certificates import Authority
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces
-from tests.scrapes import by_label
+from tests.scrapes import by_label, value
 from tests.spans import Spans, until
 
 NOWHERE = "127.0.0.1:1"
@@ -176,9 +176,9 @@ async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: b
 
 
 async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None:
-    verifier = HeldVerifier(0)
+    verifier, registry = HeldVerifier(0), CollectorRegistry()
     async with (
-        fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
+        fake_server(FakeDrafter(0.7), verifier, registry) as server,
         gateway(server.address) as address,
         Client(server.address) as grpc,
     ):
@@ -196,10 +196,11 @@ async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None
         async with client(address) as http:
             while 'status="499"} 1.0' not in (await http.get("/metrics")).text:
                 await asyncio.sleep(0.01)
-        # The round that it was in ends first.
+        await until(lambda: value(registry, "requests_total", code="CANCELLED") == 1)
         verifier.open.set()
         while (await grpc.describe()).live_sequence_count:
             await asyncio.sleep(0.01)
+    assert len(verifier.calls) == 1, "only the round that it was in ends"
 
 
 async def test_full_coordinators_are_told_at_once_and_one_with_room_is_asked() -> None:

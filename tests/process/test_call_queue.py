@@ -118,6 +118,26 @@ def test_a_caller_that_comes_back_gets_nothing_for_its_absence() -> None:
     assert Counter(served) == {"often": 2, "seldom": 2}
 
 
+def test_a_caller_that_comes_back_to_others_who_contend_gets_as_much_as_each_of_them() -> None:
+    seldom, busy = caller("seldom"), [caller("one"), caller("two")]
+    queue = queue_of([Item(one, 60) for one in busy])
+    served = Counter[str]()
+    for turn in range(59):
+        if turn == 50:
+            served.clear()
+            queue.add(Item(seldom, 60))
+        (item,) = queue.take()
+        served[item.caller.name] += 1
+        queue.add(Item(item.caller, 60))
+    assert sorted(served) == ["one", "seldom", "two"]
+    assert max(served.values()) - min(served.values()) <= 2
+
+
+def test_no_turn_names_a_sequence_twice() -> None:
+    first, second, other = (Item(caller(name), sequence_ids=frozenset(own)) for name, own in ("ax", "bx", "cy"))
+    assert turns(queue_of([first, second, other])) == [[first, other], [second]]
+
+
 def test_large_calls_do_not_wait_for_ever_behind_small_ones() -> None:
     large = Item(caller("large"), 100)
     queue = queue_of([Item(caller(name), 40) for name in "ab"] + [large])

@@ -257,9 +257,6 @@ def test_a_source_that_a_request_repeats_counts_once() -> None:
     assert asked.drafting.sources == (types.DraftSource.SUFFIX, types.DraftSource.DRAFT)
 
 
-SAMPLING = types.SamplingParameters(0.5, 3, 0.9, 0.1, ((1, 2.0),), 1.5, 0.5, -0.5, 4)
-
-
 @pytest.mark.parametrize("name", [one.name for one in fields(types.SamplingParameters) if one.name != "logit_bias"])
 def test_every_sampling_parameter_survives_the_wire_whatever_its_default(name: str) -> None:
     default = getattr(types.SamplingParameters(), name)
