@@ -31,7 +31,7 @@ from paceline.types import ChoiceRule, PreparedDrafts, ProposeRow
 RANKED_COUNT = 8
 """Tokens that the target may choose at a place."""
 PASS_ROWS = 5
-"""Guesses computed in one pass, or one for each caller where they are more. A call that comes meanwhile hardly waits."""
+"""Guesses of one pass, or one for each caller where these are more: a call that comes meanwhile hardly waits."""
 _BRANCH = "branch".ljust(2 * MAX_SEQUENCE_ID_LENGTH, "-")
 """Before the numbers of branches: longer than any id that a caller can give, with its scope."""
 
