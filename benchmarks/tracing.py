@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -145,7 +144,7 @@ async def _cluster(exporter: str, batch_size: int) -> AsyncIterator[Cluster]:
             variables["OTEL_TRACES_EXPORTER"] = "otlp"
             variables["OTEL_EXPORTER_OTLP_PROTOCOL"] = exporter
             variables["OTEL_EXPORTER_OTLP_ENDPOINT"] = await stack.enter_async_context(SINKS[exporter]())
-        trace_dir = Path(stack.enter_context(tempfile.TemporaryDirectory())) if exporter == "file" else None
+        trace_dir = stack.enter_context(tempfile.TemporaryDirectory()) if exporter == "file" else None
         others = {process.pid for process in psutil.Process().children()}
         with environment(variables):
             addresses = await stack.enter_async_context(

@@ -65,7 +65,8 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
             answered = {caller.scope + row.sequence_id for row, one in proposals if isinstance(one, Proposal)}
         finally:
             for sequence_id in wishing - answered:
-                self._streams.pop(sequence_id, None)
+                if self._streams.get(sequence_id) is unasked:
+                    del self._streams[sequence_id]
         self._pauses.answered()
         self._is_more_to_prepare |= bool(wishing)
         if wishing and (self._preparing is None or self._preparing.done()):

@@ -14,7 +14,6 @@ from torch import Tensor
 from paceline.checks import (
     MAX_DRAFT_COUNT,
     MAX_FURTHER_COUNT,
-    MAX_PROPOSED_COUNT,
     check_row,
     check_token_ids,
     check_top_logprob_count,
@@ -199,9 +198,9 @@ class Verifier:
             )
         check_token_ids(row.draft_token_ids, self.runner.limits.vocabulary_size, "draft_token_ids")
         check_row(row, self.runner.limits, len(row.draft_token_ids))
-        if not 0 <= row.propose_count <= MAX_PROPOSED_COUNT:
+        if not 0 <= row.propose_count <= MAX_DRAFT_COUNT:
             raise InvalidRequest(
-                f"propose_count is {row.propose_count}; ask for 0 to {MAX_PROPOSED_COUNT}", field="propose_count"
+                f"propose_count is {row.propose_count}; ask for 0 to {MAX_DRAFT_COUNT}", field="propose_count"
             )
         if not 0 <= row.further_count <= MAX_FURTHER_COUNT:
             raise InvalidRequest(

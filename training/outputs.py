@@ -46,7 +46,7 @@ _FORM = TypeAdapter(list[Output])
 
 
 def read_outputs(path: Path, vocabulary_size: int) -> list[Output]:
-    """Read what `training outputs` wrote. Raise InvalidRequest when it is something else, or nothing."""
+    """Read what `training outputs` wrote. Raise InvalidRequest for something else, nothing, or a larger vocabulary."""
     remedy = "make some with `training outputs`"
     try:
         outputs = _FORM.validate_json(path.read_bytes())
@@ -64,8 +64,7 @@ def read_outputs(path: Path, vocabulary_size: int) -> list[Output]:
         raise InvalidRequest(f"{path} has no outputs to learn from; {remedy}")
     if (largest := max(max(one.token_ids) for one in outputs)) >= vocabulary_size:
         raise InvalidRequest(
-            f"{path} has token id {largest}, and --target has {vocabulary_size} tokens; give outputs of this target",
-            field="outputs",
+            f"{path} has token id {largest}, and the target has {vocabulary_size} tokens; give outputs of this target"
         )
     return outputs
 

@@ -79,7 +79,7 @@ def command(
 ) -> None:
     """Stream a few answers, and show what speculation gains. It is compared with plain decoding and Hugging Face."""
     if trace and not options.trace_dir:
-        options = replace(options, trace_dir=Path(tempfile.mkdtemp(prefix="paceline-trace-")))
+        options = replace(options, trace_dir=tempfile.mkdtemp(prefix="paceline-trace-"))
     run_async(show(words_console(), options, max_new_tokens, runs))
 
 
@@ -112,7 +112,7 @@ async def show(
         spans = read_spans([f"{options.trace_dir}/*.jsonl"])
         # Requests decoded plainly would hide what drafting costs.
         drafted = [one for one in spans if one.name != "generate" or one.attributes.get("paceline.drafted_count")]
-        report(console, drafted, None, options.trace_dir / "perfetto.json")
+        report(console, drafted, None, Path(options.trace_dir) / "perfetto.json")
 
 
 def _introduce(console: Console, cluster: ClusterDescription) -> None:

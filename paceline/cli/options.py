@@ -168,7 +168,7 @@ class ClusterFlags(PairFlags):
         ),
     ]
     trace_dir: Annotated[
-        Path | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
+        str | None, typer.Option(help="Folder for spans of each service, for `paceline trace`. Unset: none.")
     ]
 
 

@@ -134,7 +134,7 @@ class Placing:
         tokens together, because of the memory for their logits.
         """
         shares, first = dict[str, int](), computing[0]
-        # Scored tokens are shared evenly, and these by weight: a light caller may have fewer of these.
+        # Scored tokens are shared evenly and the chunk by weight, so `left` may be less than a scored prompt's part.
         part = max(1, (scored_left if first.row.is_scored else left) // FIRST_PROMPT_SHARE)
         certain = min(first.new_count, part, left)
         left -= certain

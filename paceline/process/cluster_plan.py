@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from paceline.extras import check_engine
@@ -64,7 +63,7 @@ class ClusterOptions:
     gateway_port: int | None = None
     """Port of the gateway; 0 for any free one; None for no gateway."""
     log_level: str | None = None
-    trace_dir: Path | None = None
+    trace_dir: str | None = None
     """Folder for the services' spans, `coordinator.jsonl` and so on; None for no spans."""
     target_threads: int | None = None
     """None for every core, except in calls with draft tokens to verify."""
@@ -174,7 +173,7 @@ def _asked(role: str, options: ClusterOptions) -> dict[str, object]:
         "host": options.host,
         "port": getattr(options, f"{role}_port"),
         "log_level": options.log_level,
-        "trace_file": options.trace_dir and options.trace_dir / f"{role}.jsonl",
+        "trace_file": options.trace_dir and os.path.join(options.trace_dir, f"{role}.jsonl"),
     }
     own: tuple[str, ...] = ()
     if role != "gateway":

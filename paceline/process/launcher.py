@@ -4,10 +4,10 @@ Owns the order of starting and stopping. `cluster_plan` decides the settings, `s
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from paceline.errors import StartupError
@@ -73,9 +73,9 @@ async def running_cluster(
                 one.cancel()
 
 
-def _make_folder(trace_dir: Path) -> None:
+def _make_folder(trace_dir: str) -> None:
     try:
-        trace_dir.mkdir(parents=True, exist_ok=True)
+        os.makedirs(trace_dir, exist_ok=True)
     except OSError as error:
         raise StartupError(
             f"--trace-dir {trace_dir} cannot be made: {error.strerror}; name a folder, or where one can be made"

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import closing, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 import uvloop
@@ -50,8 +50,13 @@ async def _served(settings: ProcessSettings, serving: Coroutine[Any, Any, None])
         check_ports_free(settings.listens)
         if settings.stop_with_stdin:
             # Until the service waits for its own end: it may look for a target, or load a model, for minutes.
-            ends_with_stdin(lambda: os._exit(1))
+            ends_with_stdin(_end_unserving)
         await serving
+
+
+def _end_unserving() -> NoReturn:
+    structlog.get_logger().info("standard input has ended before the service listened; it ends too")
+    os._exit(1)
 
 
 def freeze_heap() -> None:

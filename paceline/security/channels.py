@@ -62,14 +62,14 @@ def channel_security(
         raise StartupError("a certificate and its key go together; give both or neither")
     if certificate and not ca:
         raise StartupError("a certificate is shown over TLS only; give the CA of the server's certificate too")
-    if authority is not None and not (authority.isascii() and authority.isprintable() and authority.strip()):
+    if authority and not (authority.isascii() and authority.isprintable() and authority.strip()):
         raise StartupError(f"authority is {authority!r}; give the name in the server's certificate, such as gpu-1.lan")
     paths = [Path(path) if path else None for path in (certificate, key, ca)]
     return ChannelSecurity(
         watch_certificates("the CA, certificate and key", *paths) if ca else None,
         watch_token(Path(token_file)) if token_file else None,
         plaintext,
-        authority,
+        authority or None,
     )
 
 

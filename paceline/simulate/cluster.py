@@ -53,6 +53,10 @@ class PlannedRequest:
         return GenerationRequest(TokenIds((number, *[0] * (self.prompt_count - 1))), self.output_count, seed=number)
 
 
+LONGEST = 10_000_000
+"""Most tokens of a prompt or an output: a simulated request holds them."""
+
+
 @dataclass(frozen=True)
 class Lengths:
     """Lengths that are drawn evenly."""
@@ -67,8 +71,10 @@ class Lengths:
             raise InvalidRequest(f"{text!r} is no length; give tokens as 128, or a range of them as 64:256")
         least, _, most = text.partition(":")
         found = cls(int(least), int(most or least))
-        if not 1 <= found.least <= found.most:
-            raise InvalidRequest(f"{text!r} is no range of lengths; give at least 1, and the smaller number first")
+        if not 1 <= found.least <= found.most <= LONGEST:
+            raise InvalidRequest(
+                f"{text!r} is no range of lengths; give at least 1, at most {LONGEST}, and the smaller number first"
+            )
         return found
 
     def draw(self, rng: Random) -> int:
@@ -116,6 +122,6 @@ def _planned(place: str, line: str) -> PlannedRequest:
     if not (type(at_s) in (int, float) and 0 <= at_s <= LONGEST_S):
         raise StartupError(f"{place}: arrival_s is {at_s!r}; give seconds since the start, up to {LONGEST_S:.0f}")
     for name, count in (("prompt_tokens", prompt_count), ("max_tokens", output_count)):
-        if not (type(count) is int and count >= 1):
-            raise StartupError(f"{place}: {name} is {count!r}; give a whole number of at least 1")
+        if not (type(count) is int and 1 <= count <= LONGEST):
+            raise StartupError(f"{place}: {name} is {count!r}; give a whole number from 1 to {LONGEST}")
     return PlannedRequest(prompt_count, output_count, float(at_s))

@@ -37,7 +37,7 @@ def _is_possible_acceptance(one: AcceptanceCounts) -> bool:
     return (
         len(one.compared_counts) == len(one.right_counts)
         and all(0 <= right <= most for right, most in zip(one.right_counts, one.compared_counts, strict=True))
-        and all(one.compared_counts)
+        and all(1 <= most <= LARGEST for most in one.compared_counts)
         and 0 <= one.output_deviation <= 1
     )
 
@@ -47,9 +47,9 @@ class SavedModel:
     """What a simulation has to know of a model."""
 
     model_id: str
-    token_bytes: int
+    token_bytes: Annotated[int, Field(ge=0, le=LARGEST)]
     """Bytes of a token's keys and values."""
-    prefill_chunk_tokens: int
+    prefill_chunk_tokens: Annotated[int, Field(ge=0, le=LARGEST)]
 
     @classmethod
     def of(cls, model: ModelDescription) -> "SavedModel":

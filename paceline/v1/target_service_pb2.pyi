@@ -122,7 +122,7 @@ class VerifyTokensRow(_message.Message):
     not known: the next row begins with it. A part has at least 2 tokens therefore.
     """
     propose_count: _builtins.int
-    """Most tokens that the target's own heads are to draft after the next token. Not negative; a row that is a part gets
+    """Most tokens that the target's own heads are to draft after the next token, 0 to 64; a row that is a part gets
     none, and a service without heads gives none.
     """
     further_count: _builtins.int

@@ -44,6 +44,7 @@ def drop_tensor(folder: Path) -> None:
         (lambda folder: (folder / "config.json").unlink(), "no config.json"),
         (lambda folder: (folder / "config.json").write_text("{half"), "not a JSON object"),
         (lambda folder: (folder / "config.json").write_text("[]"), "not a JSON object"),
+        (lambda folder: (folder / "config.json").write_text("[" * 100_000), "not a JSON object"),
         (lambda folder: edit_config(folder, architectures=["T5ForConditionalGeneration"]), "architecture T5For"),
         (
             lambda folder: edit_config(folder, is_encoder_decoder=True),

@@ -55,10 +55,10 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
             "grid --target {target} --outputs one.json --held one.json --folder g --lessons none.json",
             "--lessons none.json has no lessons",
         ),
-        ("grid --target {target} --outputs other.json --folder g", "other.json has token id 99999, and --target has"),
+        ("grid --target {target} --outputs other.json --folder g", "other.json has token id 99999, and the target has"),
         (
             "grid --target {target} --outputs one.json --held other.json --folder g",
-            "other.json has token id 99999, and --target has",
+            "other.json has token id 99999, and the target has",
         ),
         ("heads --target empty --outputs one.json --folder h", "empty has no model that can be read"),
         ("heads --target short --outputs one.json --folder h", "short has no model that can be read"),

@@ -77,7 +77,7 @@ def test_training_goes_on_from_earlier_heads(pairs: dict[str, PairOfCheckpoints]
         ([{"token_ids": [20, 21], "prompt_count": 1}], "no outputs of 3 tokens"),
         (
             [{"token_ids": [20, 21, VOCABULARY_SIZE], "prompt_count": 1}],
-            f"token id {VOCABULARY_SIZE}, and --target",
+            f"token id {VOCABULARY_SIZE}, and the target",
         ),
     ],
     ids=["none", "too short", "another vocabulary"],

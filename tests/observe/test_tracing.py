@@ -74,7 +74,7 @@ def test_a_variable_that_asks_for_what_there_is_not_is_named(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("compression", [*COMPRESSIONS, ""])
+@pytest.mark.parametrize("compression", [*COMPRESSIONS, "GZIP", ""])
 def test_each_compression_that_the_page_names_is_known_to_either_exporter(
     monkeypatch: pytest.MonkeyPatch, protocol: str, compression: str
 ) -> None:

@@ -249,7 +249,7 @@ async def test_a_folder_for_spans_that_cannot_be_made_is_named(tmp_path: Path) -
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "file", tmp_path / "file/below"):
         with pytest.raises(StartupError, match=f"--trace-dir {wrong} cannot be made"):
-            async with running_cluster(ClusterOptions(trace_dir=wrong)):
+            async with running_cluster(ClusterOptions(trace_dir=str(wrong))):
                 pass
 
 

@@ -49,6 +49,7 @@ def test_a_trace_is_read_in_the_order_of_its_arrivals(tmp_path: Path) -> None:
         ('{"arrival_s": 1e400, "prompt_tokens": 5, "max_tokens": 6}', "arrival_s is inf"),
         ('{"arrival_s": 1, "prompt_tokens": 0, "max_tokens": 6}', "prompt_tokens is 0"),
         ('{"arrival_s": 1, "prompt_tokens": true, "max_tokens": 6}', "prompt_tokens is True"),
+        (f'{{"arrival_s": 1, "prompt_tokens": 1{"0" * 4000}, "max_tokens": 6}}', "prompt_tokens is 1000"),
         ("", "has no requests"),
     ],
 )
@@ -73,10 +74,11 @@ def test_a_file_without_costs_is_refused(tmp_path: Path, text: str) -> None:
         read_costs(path)
 
 
-def test_a_number_that_no_cluster_measures_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["call_count", "token_bytes"])
+def test_a_number_that_no_cluster_measures_is_refused(field: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     write_costs(path, saved_costs())
-    path.write_text(re.sub(r'"call_count": \d+', f'"call_count": 1{"0" * 400}', path.read_text()))
+    path.write_text(re.sub(rf'"{field}": \d+', f'"{field}": 1{"0" * 400}', path.read_text()))
     with pytest.raises(StartupError, match="has no costs"):
         read_costs(path)
 

@@ -72,7 +72,7 @@ class Checkpoint:
         try:
             places = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
             return [self.folder / name for name in sorted(set(places.values()))]
-        except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
             raise ModelNotUsable(
                 f"model {self.model!r}: {first.name} does not name the files of the weights; it may be half written"
             ) from error
@@ -109,7 +109,7 @@ def _read_config(model: str, folder: Path) -> Any:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         architectures = [str(name) for name in raw.get("architectures") or []]
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
         raise ModelNotUsable(f"model {model!r}: config.json is not a JSON object: {error}") from error
     _check_architecture(model, architectures, raw)
     try:

@@ -38,8 +38,8 @@ def _first_set(
 ) -> Word:
     """Return the value of the first variable that is set. Raise StartupError for one that is none of the values."""
     for variable in variables:
-        # By the specification, a variable that is empty is not set.
-        if asked := environment.get(variable, "").strip():
+        # By the specification, a variable that is empty is not set, and a value's case is of no matter.
+        if asked := environment.get(variable, "").strip().lower():
             if asked not in values:
                 raise StartupError(f"{variable} is {asked!r}; give {' or '.join(values)}")
             return values[asked]
