@@ -11,13 +11,7 @@ from math import isnan
 
 from torch import Tensor
 
-from paceline.checks import (
-    MAX_DRAFT_COUNT,
-    MAX_FURTHER_COUNT,
-    check_row,
-    check_token_ids,
-    check_top_logprob_count,
-)
+from paceline.checks import MAX_DRAFT_COUNT, MAX_FURTHER_COUNT, check_row, check_token_ids, check_top_logprob_count
 from paceline.engine.calls import Call
 from paceline.engine.heads.drafting import HeadsRow
 from paceline.engine.memory import is_out_of_memory

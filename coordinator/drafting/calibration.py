@@ -45,7 +45,7 @@ class Calibration:
 
     def chances(self, guess: Guess) -> list[float]:
         """Return for each token the chance that it and all before it are right."""
-        classes = _classes_of(min(guess.match_length, LENGTHS[-1]), guess.shares)
+        classes = _classes_of(guess)
         if classes not in self._known:
             self._known[classes] = self._reached(classes)
         return self._known[classes]
@@ -61,7 +61,7 @@ class Calibration:
         if self._known:
             self._known = {}
         chances, weights, believed = self._chances, self._weights, self._believed
-        classes = _classes_of(min(guess.match_length, LENGTHS[-1]), guess.shares)
+        classes = _classes_of(guess)
         for token_id, number, right_id in zip(guess.token_ids, classes, committed, strict=False):
             is_right = token_id == right_id
             weight = weights[number] = MEMORY * weights[number] + 1
@@ -71,12 +71,14 @@ class Calibration:
                 break
 
 
-@lru_cache(maxsize=4096)
-def _classes_of(match_length: int, shares: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the class of each token of a guess: so many tokens of match and guess stand before it.
+def _classes_of(guess: Guess) -> tuple[int, ...]:
+    """Return the class of each token of a guess: so many tokens of match and guess stand before it."""
+    # A longer match is of the last class too. It grows as it is followed, and would be kept once more each time.
+    return _classes(min(guess.match_length, LENGTHS[-1]), guess.shares)
 
-    A longer match than that of the last class changes nothing, and would be kept once more: it grows while it goes on.
-    """
+
+@lru_cache(maxsize=4096)
+def _classes(match_length: int, shares: tuple[float, ...]) -> tuple[int, ...]:
     most = LENGTHS[-1]
     return tuple(
         _FIRST_CLASSES[min(agreement, most)] + int(share * SHARE_CLASSES)

@@ -21,7 +21,8 @@ def _possible(costs: MeasuredCosts) -> MeasuredCosts:
         raise ValueError("no calls to a target")
     if wrong := [one for one in costs.calls if not _is_possible_call(one)]:
         raise ValueError(
-            f"{wrong[0]} cannot be: calls are counted from 1, and no number is below 0 or above {LARGEST:g}"
+            f"{wrong[0]} cannot be: calls are counted from 1, and seconds are finite, and not below 0; "
+            f"no number is above {LARGEST:g}"
         )
     if odd := [one for one in costs.acceptances if not _is_possible_acceptance(one)]:
         raise ValueError(f"{odd[0]} cannot be: each place is compared at least once, and right no more often")
