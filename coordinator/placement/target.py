@@ -125,6 +125,7 @@ class Target:
         """Hand over the generations, after the rounds have ended."""
         assert self._serving
         self._rounds, self._is_stopping = None, False
+        self._serving.guard.circuit.gave_up()  # a trial whose round was cancelled came to no call
         return self._serving.scheduler.give_up()
 
     def stop(self) -> None:

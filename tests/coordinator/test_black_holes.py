@@ -228,6 +228,32 @@ async def test_a_trial_that_comes_to_no_call_makes_way_for_the_next() -> None:
         assert await output(submit(running, (6,))) == whole((6,))
 
 
+async def test_a_trial_whose_target_is_lost_before_its_call_makes_way_for_the_next() -> None:
+    """The circuit stayed half open when the target came back: it got nothing any more, and requests waited for it."""
+    verifier, monotonic, asked = failing(PeerFailed("broken")), Clock(), asyncio.Event()
+
+    async def never(*_: object) -> Proposals:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with dispatching([FakeDrafter(0.5)], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
+        await opened(running)
+        drafter = running.draft_replicas[0].remote
+        proposes, drafter.propose = drafter.propose, never  # type: ignore[method-assign, assignment]
+        monotonic.advance(1.0)
+        request = submit(running, (5,))
+        await asked.wait()
+        running.targets[0].lose(PeerUnavailable("restarted"))
+        await until(lambda: running.dispatcher.live_count == 0)
+        drafter.propose, verifier.before = proposes, lambda number: None  # type: ignore[method-assign]
+        await running.targets[0].look()
+        monotonic.advance(1.0)
+        running.dispatcher.distribute()
+        await until(lambda: running.dispatcher.describe()[0].circuit is CircuitState.CLOSED)
+        assert await output(request) == whole((5,))
+
+
 async def opened(running: Dispatched) -> None:
     """Open the circuit of the first target."""
     requests = [submit(running, (n + 5,)) for n in range(FAILURES_TO_OPEN)]
