@@ -3,14 +3,15 @@
 Rows ask the draft service to prepare (`ProposeRow.prepare_count`): while the target verifies, it goes on after likely
 outcomes, and tells unasked what it chooses there (SSD, arXiv 2603.03251). If an outcome was among them, the round has
 its drafts without a hop. The service still gets the row, in the background and in order, so that its cache follows and
-it prepares the next rounds. A row is an ordinary one, so what is lost costs time alone.
+it prepares the next rounds. A row is an ordinary one, so what is lost costs time alone: where the service took less of
+it than the round was told, the next round waits for the service's own word.
 
 Owns who is answered at once and what goes on in the background. Knows nothing of rounds.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from coordinator.drafting.patience import Patience
 from coordinator.drafting.prepared_choices import PreparedChoices
 from coordinator.drafting.preparing_worth import Begun, PreparingWorth
 from coordinator.protocols import ANY_TIME, Deadline, Drafter
+from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
 from paceline.prefix_hash import extended_hash
 from paceline.types import PreparedDrafts, Proposal, Proposals, ProposeRow
@@ -63,6 +65,8 @@ class PreparedDrafter:
         """Set when choices come, by who waits for them cleared."""
         self._background: dict[asyncio.Task[None], frozenset[str]] = {}
         """Calls that no round waits for, with their sequence ids."""
+        self._doubtful: set[str] = set()
+        """Sequences of which the service holds less than rounds were told."""
         self.row_count = 0
         """Rows that drafts were prepared for, or would have been if there had been time."""
         self.hit_count = 0
@@ -86,10 +90,6 @@ class PreparedDrafter:
             self._choices.add(one)
         self._arrived.set()
 
-    def ready(self, row: ProposeRow) -> bool:
-        """Return whether all drafts of a row are there now."""
-        return len(self._choices.drafts(row)) == row.draft_count
-
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
         if not self._may_prepare or all(row.following_count for row in rows):
             # Parts of prompts that the target takes in too are no round, and nothing follows them.
@@ -108,7 +108,7 @@ class PreparedDrafter:
         proposals = self._known(rows, 0.0)
         if proposals:
             told = [replace(row, draft_count=len(self._choices.drafts(row)) or row.draft_count) for row in rows]
-            self._go_on(told, asyncio.create_task(self._tell(told)))
+            self._go_on(told, asyncio.create_task(self._tell(told)), proposals)
         elif prepares or self._background:
             proposals = await self._ask(rows, deadline, began_s)
         else:
@@ -118,8 +118,9 @@ class PreparedDrafter:
         return proposals
 
     def _called(self, rows: Sequence[ProposeRow], began_s: float, proposals: Proposals) -> None:
-        """Note how long a round waited for its call."""
+        """Note how long a round waited for its call, whose answer says what the service holds."""
         call_s = self._clock() - began_s
+        self._doubtful.difference_update(row.sequence_id for row in rows)
         self._patience.called(call_s)
         self._worth.called(rows, call_s, proposals.timing)
 
@@ -132,7 +133,12 @@ class PreparedDrafter:
         self._patience.answered(rows, self._clock())
 
     def _known(self, rows: Sequence[ProposeRow], waited_s: float) -> Proposals | None:
-        """Return what is known for the rows, if that is worth more than to wait."""
+        """Return what is known for the rows, if that is worth more than to wait.
+
+        It says how much the service holds of them soon, which must be certain enough.
+        """
+        if not all(_is_taken_whole(row) and row.sequence_id not in self._doubtful for row in rows):
+            return None
         drafts = [self._choices.drafts(row) for row in rows]
         if not self._patience.is_enough(rows, list(map(len, drafts)), waited_s):
             return None
@@ -147,6 +153,7 @@ class PreparedDrafter:
         names = set(sequence_ids)
         if busy := [task for task, own in self._background.items() if own & names]:
             await asyncio.wait(busy)
+        self._doubtful -= names
         await self._drafter.release(sequence_ids)
 
     async def _ask(self, rows: Sequence[ProposeRow], deadline: Deadline, began_s: float) -> Proposals:
@@ -164,7 +171,7 @@ class PreparedDrafter:
                     self._called(rows, began_s, proposals)
                     return proposals
                 if known := self._known(rows, self._clock() - began_s):
-                    self._go_on(rows, call)
+                    self._go_on(rows, call, known)
                     return known
         except asyncio.CancelledError:
             call.cancel()
@@ -178,25 +185,30 @@ class PreparedDrafter:
         with self._traced():
             return await self._drafter.propose(rows, ANY_TIME)
 
-    def _go_on(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals]) -> None:
-        """Let a call go on that no round waits for."""
-        task = asyncio.create_task(self._outlast(rows, call))
+    def _go_on(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals], early: Proposals) -> None:
+        """Let a call go on that no round waits for: the round had early proposals in place of its answer."""
+        task = asyncio.create_task(self._outlast(rows, call, early))
         self._background[task] = frozenset(row.sequence_id for row in rows)
         task.add_done_callback(self._background.pop)
 
-    async def _outlast(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals]) -> None:
+    async def _outlast(self, rows: Sequence[ProposeRow], call: asyncio.Task[Proposals], early: Proposals) -> None:
         """Wait for a call that nobody waits for. What it says of drafts may still help; what failed ends its drafts."""
-        lost: Iterable[str] = [row.sequence_id for row in rows]
+        lost = {row.sequence_id for row in rows}
         try:
             results = (await call).results
             answers = [(row, result) for row, result in zip(rows, results, strict=True) if isinstance(result, Proposal)]
             self.take([_told(row, result) for row, result in answers if row.base_hash is not None])
-            lost = set(lost).difference(row.sequence_id for row, _ in answers)
+            lost -= {
+                row.sequence_id
+                for row, result, said in zip(rows, results, early.results, strict=True)
+                if _cached_length(result) >= _cached_length(said)
+            }
         except PacelineError as error:
             log.debug("a draft service did not take what was prepared", error=str(error))
         except Exception:
             log.exception("a call in the background failed unexpectedly")
         self._choices.forget(lost)
+        self._doubtful |= lost
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
@@ -211,6 +223,15 @@ class PreparedDrafter:
             "draft_told", Context(), links=links, record_exception=False, set_status_on_exception=False
         ):
             yield
+
+
+def _is_taken_whole(row: ProposeRow) -> bool:
+    """Return whether a service takes the row in one call: long prompts come in parts."""
+    return not row.following_count and len(row.token_ids) <= DECODED_TOKENS
+
+
+def _cached_length(result: Proposal | PacelineError) -> int:
+    return result.cached_length if isinstance(result, Proposal) else 0
 
 
 def _early(row: ProposeRow, drafts: tuple[int, ...]) -> Proposal:

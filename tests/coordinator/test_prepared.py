@@ -211,6 +211,11 @@ async def proposal_of(drafter: PreparedDrafter, row: ProposeRow) -> Proposal:
     return result
 
 
+def is_ready(drafter: PreparedDrafter, row: ProposeRow) -> bool:
+    """Return whether all drafts of a row are there now."""
+    return len(drafter._choices.drafts(row)) == row.draft_count
+
+
 async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> None:
     time = FakeTime()
 
@@ -219,9 +224,9 @@ async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> N
         drafter = prepared_of(time, inner)
         truth = continuation(PROMPT, 8)
         await proposal_of(drafter, whole_row("a", 0))
-        assert not drafter.ready(whole_row("a", 4, cached_length=5))
+        assert not is_ready(drafter, whole_row("a", 4, cached_length=5))
         await time.sleep(VERIFY_S)
-        assert drafter.ready(whole_row("a", 4, cached_length=5))
+        assert is_ready(drafter, whole_row("a", 4, cached_length=5))
         began_s = time.now_s
         found = await proposal_of(drafter, whole_row("a", 4, cached_length=5))
         assert time.now_s == began_s
@@ -331,7 +336,7 @@ async def test_a_row_that_has_half_of_its_drafts_does_not_wait_long_for_more() -
         await proposal_of(drafter, whole_row("a", 0, draft_count=5))
         await time.sleep(VERIFY_S)
         # Two drafts are known after the longest outcome, which is two tokens longer than this one.
-        assert not drafter.ready(whole_row("a", 4, cached_length=5, draft_count=9))
+        assert not is_ready(drafter, whole_row("a", 4, cached_length=5, draft_count=9))
         assert len((await proposal_of(drafter, whole_row("a", 4, cached_length=5, draft_count=8))).draft_token_ids) == 4
 
     await time.run(rounds())
@@ -351,7 +356,7 @@ async def test_a_sequence_is_freed_after_the_calls_in_the_background() -> None:
         assert inner.token_ids == {}
         await time.sleep(VERIFY_S)
         assert inner.token_ids == {}
-        assert not drafter.ready(whole_row("a", 8, cached_length=9)), "what comes late is for nobody"
+        assert not is_ready(drafter, whole_row("a", 8, cached_length=9)), "what comes late is for nobody"
 
     await time.run(rounds())
 
@@ -412,11 +417,60 @@ async def test_a_call_in_the_background_that_fails_costs_its_drafts_and_nothing_
         await time.sleep(VERIFY_S)
         assert (await proposal_of(drafter, whole_row("a", 4, cached_length=5))).prepared
         await time.sleep(VERIFY_S)
-        assert not drafter.ready(whole_row("a", 5, cached_length=7))
+        assert not is_ready(drafter, whole_row("a", 5, cached_length=7))
         # The service never had the row, and says so: the round sends the sequence whole.
         assert not (await proposal_of(drafter, whole_row("a", 8))).prepared
 
     await time.run(rounds())
+
+
+class ChunkedDrafter(PreparingDrafter):
+    """Takes in so many tokens of a row in a call."""
+
+    def __init__(self, time: FakeTime, chunk_tokens: int) -> None:
+        super().__init__(time, 1.0)
+        self._chunk_tokens = chunk_tokens
+
+    def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
+        chunk = row.token_ids[: self._chunk_tokens]
+        left_count = len(row.token_ids) - len(chunk)
+        return super()._propose(replace(row, token_ids=chunk, following_count=row.following_count + left_count))
+
+
+@pytest.mark.parametrize("chunk_tokens", [16, 1000])
+async def test_a_sequence_that_its_draft_service_loses_has_drafts_again_while_others_are_answered_at_once(
+    chunk_tokens: int,
+) -> None:
+    """Its rows were answered early too, and refused unseen: it had no drafts any more, while the others had theirs."""
+    time = FakeTime()
+    drafter = ChunkedDrafter(time, chunk_tokens)
+    prepared = prepared_of(time, drafter)
+
+    async def generations() -> list[Generation]:
+        scheduler = make_serving(
+            prepared, TimedVerifier(time), draft_count=3, lanes=1, batch_size=4, clocks=Clocks(time.clock)
+        ).scheduler
+        admission = Admission(SERVED, default_max_new_tokens=40)
+        found: list[Generation] = []
+        for number in range(4):
+            request = GenerationRequest(TokenIds((*PROMPT, number)), 400, ignore_end_tokens=True)
+            found += submit(scheduler, admission.admit(request)).generations
+        rounds = asyncio.create_task(scheduler.run())
+        while len(found[-1].token_ids) < 150:
+            await time.sleep(1.0)
+        drafter.token_ids.pop(found[0].sequence_id)
+        while not all(one.ended for one in found):
+            await time.sleep(1.0)
+        rounds.cancel()
+        await asyncio.wait([rounds])
+        return found
+
+    lost, *others = await time.run(generations())
+    assert lost.token_ids[4:] == continuation((*PROMPT, 0), 400)
+    most = max(one.usage.drafted_count for one in others)
+    missed_count = 3 * (2 + 150 // chunk_tokens + 2)  # until it is known, and while its chunks are taken in
+    assert lost.usage.drafted_count >= most - missed_count
+    assert prepared.hit_count > 0.8 * prepared.row_count
 
 
 async def test_a_call_in_the_background_has_a_trace_of_its_own_that_links_its_round() -> None:
