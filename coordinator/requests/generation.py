@@ -119,7 +119,8 @@ class Generation:
     draft_prefix: PrefixHash = field(default_factory=PrefixHash)
     """Hash of the tokens that rows to the draft service rely on."""
     target_prefix: PrefixHash = field(default_factory=PrefixHash)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptances: dict[str, Acceptance] = field(default_factory=dict)
+    """How often drafts were right, by the model of the draft service that made them."""
     rounds_by_accepted_count: Counter[int] = field(default_factory=Counter)
     """Rounds with drafts, by how many of them were accepted."""
     compared_counts: dict[object, tuple[int, int]] = field(default_factory=dict)
@@ -304,7 +305,7 @@ class Generation:
 
     def _count_drafts(self, source: DraftSource, model: str, drafted_count: int, accepted_count: int) -> None:
         if source is DraftSource.DRAFT:
-            self.acceptance.add(accepted_count, drafted_count)
+            self.acceptances.setdefault(model, Acceptance()).add(accepted_count, drafted_count)
         usage = self.usage
         usage.drafted_count += drafted_count
         usage.accepted_count += accepted_count

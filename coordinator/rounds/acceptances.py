@@ -41,7 +41,7 @@ class Acceptances:
 
     def of_models(self, max_lengths: Mapping[str, int]) -> dict[str, "ModelAcceptance"]:
         """Return what is known of draft services now, by model; they draft for generations of so many tokens."""
-        return {model: ModelAcceptance(self._at(model), max_length) for model, max_length in max_lengths.items()}
+        return {model: ModelAcceptance(model, self._at(model), most) for model, most in max_lengths.items()}
 
     def expected_of_heads(self) -> Sequence[float]:
         """Return the same for drafts that the target's heads would be asked for."""
@@ -104,7 +104,8 @@ class Acceptances:
 class ModelAcceptance:
     """What is known of a draft service's model when a round is planned."""
 
-    def __init__(self, places: PlaceAcceptance, max_length: int) -> None:
+    def __init__(self, model: str, places: PlaceAcceptance, max_length: int) -> None:
+        self._model = model
         self.max_length = max_length
         """Most tokens of a generation that its services draft for."""
         self._places = places
@@ -117,7 +118,8 @@ class ModelAcceptance:
 
         First the chance that the first 1, 2, ... are all right, then how many of 0, 1, 2, ... are right.
         """
-        likelier = round(LIKELIER_STEPS * generation.acceptance.rate(self._usual) / self._usual)
+        own = generation.acceptances.get(self._model)
+        likelier = round(LIKELIER_STEPS * own.rate(self._usual) / self._usual) if own else LIKELIER_STEPS
         if likelier not in self._known:
             chances = self._places.survival(likelier / LIKELIER_STEPS)
             self._known[likelier] = chances, [*accumulate(chances, initial=0.0)]

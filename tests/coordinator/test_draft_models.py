@@ -9,9 +9,11 @@ from structlog.testing import capture_logs
 
 from coordinator.placement.dispatcher import Dispatcher
 from coordinator.replicas import way
+from coordinator.rounds.acceptances import Acceptances
 from paceline.observe.metrics import new_registry
 from paceline.types import ComputeDescription, DraftingOptions, DraftSource, GenerationRequest, ReplicaState, TokenIds
 from tests.coordinators import Dispatched, dispatching, fake_cluster
+from tests.fakes.draft_worlds import group_of
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
 PROMPTS = [(number, number) for number in range(4, 12)]
@@ -56,6 +58,16 @@ async def test_the_model_whose_drafts_are_right_is_asked_most_and_outputs_are_th
         assert drafted_by(good) > 4 * (drafted_by(bad) - before)
     assert not good.token_ids
     assert not bad.token_ids
+
+
+def test_drafts_of_one_model_tell_nothing_of_those_of_another() -> None:
+    """An output whose drafts by a good model were right made a bad one seem as good for it."""
+    one, other = group_of(2)
+    for _ in range(20):
+        one.commit([9] * 5, accepted_count=4, drafted_count=4, source=DraftSource.DRAFT, draft_model="good")
+    known = Acceptances(4).of_models({"good": 1000, "bad": 1000})
+    assert known["good"].tokens(one, 4) > known["good"].tokens(other, 4)
+    assert known["bad"].of(one, 4) == known["bad"].of(other, 4)
 
 
 async def test_a_request_may_name_the_model_that_drafts_for_it() -> None:

@@ -290,7 +290,7 @@ class _Simulation:
             self._prompts += 1
         if self._begun % world.life_rounds == 0:
             place = self._begun // world.life_rounds % world.group_size
-            lane.group[place].acceptance = Acceptance()
+            lane.group[place].acceptances.clear()
             lane.rates[place] = self._rate(world)
         self._begun += 1
 
@@ -374,7 +374,7 @@ class _Simulation:
         right = [self._rng.random() < one for one in hope.places]
         accepted = right.index(False) if False in right else count
         if count:
-            generation.acceptance.add(accepted, count)
+            generation.acceptances.setdefault(MODEL, Acceptance()).add(accepted, count)
         source = DraftSource.DRAFT if count else None
         return RowReport(count, accepted, accepted + 1, source, MODEL, generation), hope.tokens
 
