@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 
 from coordinator.requests.generation import Generation, HeadsDraft
@@ -101,16 +102,16 @@ class RoundReport:
         """Time of the further rounds, each of which takes about as long as the first one."""
         return self.verify.executed_s * (1 - 1 / self.pass_count)
 
-    @property
+    @cached_property
     def all_rows(self) -> list[RowReport]:
         """Reports of this round's rows and of the further ones'."""
         return [*self.rows, *chain.from_iterable(self.further)] if self.further else self.rows
 
-    @property
+    @cached_property
     def drafted_count(self) -> int:
-        return sum(row.drafted_count for row in self.all_rows)
+        return sum([row.drafted_count for row in self.all_rows])
 
-    @property
+    @cached_property
     def sources(self) -> tuple[SourceUsage, ...]:
         """Draft tokens of all rows by source."""
         sums: UsageSums = {}

@@ -28,10 +28,9 @@ class Statistics:
 
     def count_report(self, report: RoundReport) -> None:
         """Count the tokens and times of a round, and the further ones of its call."""
-        for row in report.all_rows:
-            self._drafted_count += row.drafted_count
-            self._committed_count += row.committed_count
-            self._rows_by_accepted_count[row.accepted_count] += 1
+        self._drafted_count += report.drafted_count
+        self._committed_count += sum([row.committed_count for row in report.all_rows])
+        self._rows_by_accepted_count.update([row.accepted_count for row in report.all_rows])
         for one in report.sources:
             add_usage(self._sources, one.source, one.model, one.drafted_count, one.accepted_count)
         self._round_count += len(report.further)

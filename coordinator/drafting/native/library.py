@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from struct import Struct
 from typing import Any
 
 import structlog
@@ -32,20 +33,26 @@ class _Guess(ctypes.Structure):
     )
 
 
+# Half the time of slices of the fields, by the count of tokens.
+_read_token_ids = [Struct(f"{count}i").unpack_from for count in range(MOST_GUESSED + 1)]
+_read_shares = [Struct(f"{count}d").unpack_from for count in range(MOST_GUESSED + 1)]
+
+
 class GuessRoom:
     """Memory that a guess is written to."""
 
     def __init__(self) -> None:
         self._written = _Guess()
-        self._token_ids, self._shares = self._written.token_ids, self._written.shares
         self.at = ctypes.addressof(self._written)
 
     def guess(self) -> Guess | None:
         """Return what was written last; None: it has no tokens."""
-        count = self._written.token_count
+        written = self._written
+        count = written.token_count
         if not count:
             return None
-        return Guess(tuple(self._token_ids[:count]), self._written.match_length, tuple(self._shares[:count]))
+        token_ids = _read_token_ids[count](written, _Guess.token_ids.offset)
+        return Guess(token_ids, written.match_length, _read_shares[count](written, _Guess.shares.offset))
 
 
 class Library:
