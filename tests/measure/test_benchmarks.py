@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import builtin_pair, draft_lengths, edits, laws, scheduling, sharing
+from benchmarks import builtin_pair, choice, draft_lengths, edits, laws, scheduling, sharing
 from benchmarks.overload import holds
 from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.errors import InvalidRequest
@@ -72,6 +72,20 @@ def test_a_ratio_of_draft_lengths_is_of_two_quiet_passes_where_there_are_such_tw
     some, busy = cells(table)
     assert (some["5"], some["auto"], some["of best"], some["quiet"]) == ("100", "92", "0.90", "19 of 21")
     assert (busy["auto"], busy["of best"], busy["quiet"]) == ("10", "0.10", "17 of 21")
+
+
+def test_the_choice_is_measured_by_the_fixed_source_that_is_best_and_by_its_neighbouring_runs() -> None:
+    def runs(*rates: int) -> list[Measured]:
+        return [measured(rate) for rate in rates]
+
+    spoiled = measured(500, SPOILED)
+    row = choice.row_of(
+        {choice.CHOICE: [*runs(90, 110), spoiled], "draft": runs(70, 80, 900), "heads": runs(100, 100, 100)},
+        [[1] * 90],
+    )
+    assert (row["choice"], row["draft"], row["heads"]) == ("100", "80", "100")
+    assert (row["of best"], row["quiet"]) == ("1.000", "8 of 9")
+    assert (row["equal"], row["prompts"]) == ("0", "1")  # one run alone has the expected output
 
 
 class CountedCluster:
