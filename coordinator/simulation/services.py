@@ -115,7 +115,8 @@ class _Service:
         self._peak_tokens = max(self._peak_tokens, sum(self._lengths.values()))
         took: list[CallSeconds] = [self._around.times.draw(one, self._around.rng) for one in passes]
         executed_s, one_way_s = sum(one.executed_s for one in took), (took[0].wire_s + self._around.round_trip_s) / 2
-        await asyncio.sleep(took[0].own_s + one_way_s)
+        own_s = took[0].own_s
+        await asyncio.sleep(own_s + one_way_s)
         clock = asyncio.get_running_loop().time
         asked_s, stage_s = clock(), executed_s / len(self._stages)
         for stage in self._stages:
@@ -128,7 +129,8 @@ class _Service:
         self._worked_s += executed_s
         worked_s = self._worked_s
         await asyncio.sleep(one_way_s)
-        return CallTiming(queued_s, executed_s, worked_s=worked_s)
+        # A coordinator takes time that no service accounts for as the way to it, which its own time is not.
+        return CallTiming(own_s + queued_s, executed_s, worked_s=worked_s)
 
     def _prompt_shares(self, rows: Sequence[ProposeRow] | Sequence[VerifyRow]) -> list[int]:
         """Return the tokens that the service takes in of each row: one chunk of prompts a call, for all rows."""

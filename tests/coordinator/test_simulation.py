@@ -91,6 +91,20 @@ def test_a_far_target_runs_as_many_plain_rounds_a_call_as_take_the_time_of_the_w
     assert far.summary.elapsed_s < near.summary.elapsed_s + way_s * 500 / 4
 
 
+def test_what_a_coordinator_does_itself_is_no_way_to_its_target() -> None:
+    """It was taken for a far one, and ran further rounds."""
+    own_s, count = 4.5 * verify_s(1, 0), 500
+    saved = saved_costs()
+    calls = tuple(replace(one, own_s=one.call_count * own_s) for one in saved.costs.calls)
+    slow = replace(saved, costs=replace(saved.costs, calls=calls))
+    cluster = SimulatedCluster(4, 2, 0, draft_service_count=0)
+    result = simulate(slow, cluster, [PlannedRequest(1, count)], client_count=1, seed=1)
+    target = result.services[0]
+    assert result.round_count == target.call_count == count
+    assert result.summary.elapsed_s == pytest.approx(count * (verify_s(1, 0) + 0.001 + own_s), rel=0.05)
+    assert target.queued_s == pytest.approx(0.0)
+
+
 def test_rounds_of_a_far_target_with_drafts_are_a_call_each() -> None:
     near, far = simulated(clients=1), simulated(clients=1, target_round_trip_s=0.1)
     assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
