@@ -37,10 +37,10 @@ SOME_TOKEN = 0
 
 
 def described(model: SavedModel) -> ModelDescription:
-    """Return a description of a model that takes sequences of any length."""
+    """Return a description of a model that takes sequences of any length, and calls of any number of them."""
     chunk = model.prefill_chunk_tokens
     cache = CacheDescription(token_bytes=model.token_bytes, max_length=NO_LIMIT, prefill_chunk_tokens=chunk)
-    return ModelDescription(model.model_id, "", NO_LIMIT, "", NO_LIMIT, (), "", "", 0, cache=cache)
+    return ModelDescription(model.model_id, "", NO_LIMIT, "", NO_LIMIT, (), "", "", 0, cache=cache, max_rows=NO_LIMIT)
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,15 @@ def test_coordinators_share_the_services() -> None:
     assert result.summary.counts["completed"] == 16
 
 
+def test_coordinators_that_share_a_target_run_one_group_of_twice_the_rows_each() -> None:
+    """Services told no most rows of a call, so each ran groups as if it were alone."""
+    shared, held = (
+        simulated(16, 64, output=60, coordinator_count=2, lane_count=lane_count) for lane_count in (None, 2)
+    )
+    assert held.mean_group_size <= 4 < 5 < shared.mean_group_size
+    assert shared.summary.tokens_per_s > 1.1 * held.summary.tokens_per_s
+
+
 def test_requests_come_at_their_times() -> None:
     requests = [PlannedRequest(10, 4, at_s) for at_s in (0.0, 50.0, 100.0)]
     result = simulate(saved_costs(), SimulatedCluster(4, 2, 5), requests, seed=1)
