@@ -15,7 +15,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.door.admission import Admission
 from coordinator.door.served import Served
 from coordinator.replicas.replica import Replica
-from coordinator.simulation.services import SimulatedDraft, SimulatedTarget, Surroundings, described
+from coordinator.simulation.services import SimulatedDraft, SimulatedService, SimulatedTarget, Surroundings, described
 from coordinator.simulation.simulated_time import SimulatedTimeLoop
 from coordinator.simulation.texts import Texts
 from coordinator.wiring import Clocks, Parts, wired
@@ -59,18 +59,17 @@ class _Simulation:
         self._seed = seed
         times = CallTimes(saved.costs.calls_of())
         self._targets = [
-            SimulatedTarget(
+            SimulatedService(
                 name,
                 saved.target,
                 self._around(times, name, cluster.target_round_trip_s),
-                self._texts,
                 cluster.target_stage_count,
             )
             for name in _names("target", cluster.target_count)
         ]
         self._drafts = self._made_drafts() if cluster.draft_count else []
 
-    def _made_drafts(self) -> list[SimulatedDraft]:
+    def _made_drafts(self) -> list[SimulatedService]:
         model = self._saved.draft
         names = _names("draft", self._cluster.draft_service_count)
         calls = self._saved.costs.calls_of(model.model_id) if model else []
@@ -83,7 +82,7 @@ class _Simulation:
             return []
         times = CallTimes(calls)
         return [
-            SimulatedDraft(name, model, self._around(times, name, self._cluster.draft_round_trip_s)) for name in names
+            SimulatedService(name, model, self._around(times, name, self._cluster.draft_round_trip_s)) for name in names
         ]
 
     def _around(self, times: CallTimes, name: str, round_trip_s: float) -> Surroundings:
@@ -119,8 +118,11 @@ class _Simulation:
         clock = asyncio.get_running_loop().time
         instruments = Instruments(CollectorRegistry())
         parts = wired(_settings(self._cluster, bool(self._drafts)), tasks, instruments, Clocks(clock, clock))
-        targets = [Replica(one.name, one, _fits, parts.dispatcher.changed) for one in self._targets]
-        drafts = [Replica(one.name, one, _fits, parts.drafts.changed) for one in self._drafts]
+        targets = [
+            Replica(one.name, SimulatedTarget(one, self._texts), _fits, parts.dispatcher.changed)
+            for one in self._targets
+        ]
+        drafts = [Replica(one.name, SimulatedDraft(one), _fits, parts.drafts.changed) for one in self._drafts]
         for target in targets:
             parts.dispatcher.changed(target)
             await target.look()

@@ -3,19 +3,22 @@
 import asyncio
 import time
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 
 from coordinator.simulation.run import simulate
+from coordinator.simulation.services import SimulatedService, SimulatedTarget, Surroundings
 from coordinator.simulation.simulated_time import SimulatedTimeLoop
-from coordinator.simulation.texts import Text
+from coordinator.simulation.texts import Text, Texts
 from paceline.errors import InvalidRequest
+from paceline.simulate.call_times import CallTimes
 from paceline.simulate.cluster import PlannedRequest, SimulatedCluster
 from paceline.simulate.result import SimulationResult
 from paceline.simulate.saved_costs import SavedModel
-from paceline.types import AcceptanceCounts, DraftSource, MeasuredCosts
-from tests.simulate.made_up_costs import propose_s, saved_costs, verify_s
+from paceline.types import AcceptanceCounts, CallTiming, DraftSource, MeasuredCosts, VerifyRow
+from tests.simulate.made_up_costs import DRAFT, propose_s, saved_costs, verify_s
 
 OVERHEAD_S = 0.0015
 """What a verify takes beside its work: on the wire, and the coordinator's own."""
@@ -159,6 +162,33 @@ def test_coordinators_that_share_a_target_run_one_group_of_twice_the_rows_each()
     )
     assert held.mean_group_size <= 4 < 5 < shared.mean_group_size
     assert shared.summary.tokens_per_s > 1.1 * held.summary.tokens_per_s
+
+
+async def asked_in_turn(later_s: float, *targets: SimulatedTarget) -> list[CallTiming]:
+    """Ask each so much later than the one before; return what was told of each call."""
+
+    async def ask(number: int, target: SimulatedTarget) -> CallTiming:
+        await asyncio.sleep(number * later_s)
+        return (await target.verify([VerifyRow(str(number), 0, (number,), ())])).timing
+
+    return await asyncio.gather(*(ask(number, target) for number, target in enumerate(targets)))
+
+
+@pytest.mark.parametrize("stage_count", [1, 2])
+def test_a_call_tells_how_long_it_waited_for_calls_of_other_coordinators(stage_count: int) -> None:
+    """None did, so planners learned others' work as a price of their own drafts."""
+    saved, later_s = saved_costs(), 0.001
+    surroundings = Surroundings(CallTimes(saved.costs.calls_of()), 0.0, lambda: 1, Random(1))
+    service = SimulatedService("target", saved.target, surroundings, stage_count)
+    one, other = (SimulatedTarget(service, Texts(saved.costs, DRAFT, 1)) for _ in range(2))
+    with asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
+        first, second, third, fourth = runner.run(asked_in_turn(later_s, one, other, one, one))
+    stage_s = verify_s(1, 0) / stage_count
+    assert first.others_s == 0.0
+    assert second.others_s == pytest.approx(stage_s - later_s, rel=1e-3), "it came when a part of the first was done"
+    assert third.others_s == pytest.approx(stage_s, rel=1e-3), "it waited for a call of its own coordinator too"
+    assert fourth.others_s == pytest.approx(stage_s, rel=1e-3)
+    assert all(timing.others_s <= timing.queued_s for timing in (second, third, fourth))
 
 
 def test_requests_come_at_their_times() -> None:
