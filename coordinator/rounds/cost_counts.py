@@ -50,8 +50,16 @@ class CostCounts:
     def add(self, report: RoundReport, round_count_at_once: int, round_s: float) -> None:
         """Count a round that took `round_s` with all that the coordinator did for it."""
         is_empty = not report.rows and not report.prompt_token_count
-        if is_empty or report.draft_error or report.prepared_count:
-            return  # its hops say nothing of what its rows cost
+        # Hops of another round say nothing of what its rows cost.
+        if not (is_empty or report.draft_error or report.prepared_count):
+            self._add_calls(report, round_count_at_once, round_s)
+            for row in report.all_rows:
+                self._add_row(row)
+        for row in report.all_rows:
+            if row.is_last and row.generation:
+                self._end(row.generation)
+
+    def _add_calls(self, report: RoundReport, round_count_at_once: int, round_s: float) -> None:
         for model, hop in report.draft_times.items():
             call = report.draft_calls[model]
             bits = call.caught_up_count.bit_length()
@@ -65,8 +73,6 @@ class CostCounts:
         # Of a call with further rounds each took about the same; the way is the call's.
         verify = replace(report.verify, executed_s=report.verify.executed_s / report.pass_count)
         self._add_call(size, verify, drafted_count, prompt_count, own_s)
-        for row in report.all_rows:
-            self._add_row(row)
 
     def _add_call(self, size: _Size, hop: HopTime, drafted_count: int, prompt_count: int, own_s: float = 0.0) -> None:
         before = self._calls.get(size) or CallCosts(*size[:-1])
@@ -88,6 +94,11 @@ class CostCounts:
             if kind not in self._acceptances:
                 self._acceptances[kind] = _Acceptance()
             self._acceptances[kind].add(row)
+
+    def _end(self, generation: Generation) -> None:
+        """Count an output that has ended, of each source that drafted for it: its last round may have had no drafts."""
+        for one in self._acceptances.values():
+            one.outputs.end(generation)
 
     def snapshot(self) -> MeasuredCosts:
         return MeasuredCosts(
@@ -111,7 +122,7 @@ class _Acceptance:
         self.compared[compared_count] += 1
         self.right[row.accepted_count] += 1
         if row.generation:
-            self.outputs.add(row.generation, row.accepted_count, compared_count, is_last=row.is_last)
+            self.outputs.add(row.generation, row.accepted_count, compared_count)
 
     def counts(self, source: DraftSource, draft_model: str) -> AcceptanceCounts:
         places = range(1, 1 + max(self.compared))
@@ -126,10 +137,13 @@ class _Outputs:
         self._count = 0
         self._sums: dict[str, float] = dict.fromkeys(("right", "compared", "compared squares", "right squares"), 0.0)
 
-    def add(self, generation: Generation, right_count: int, compared_count: int, *, is_last: bool) -> None:
+    def add(self, generation: Generation, right_count: int, compared_count: int) -> None:
         right, compared = generation.compared_counts.get(self, (0, 0))
-        generation.compared_counts[self] = right, compared = right + right_count, compared + compared_count
-        if is_last:
+        generation.compared_counts[self] = right + right_count, compared + compared_count
+
+    def end(self, generation: Generation) -> None:
+        right, compared = generation.compared_counts.pop(self, (0, 0))
+        if compared:
             self._count += 1
             self._add({"right": right, "compared": compared})
             self._add({"compared squares": compared**2, "right squares": right**2 / compared})

@@ -70,11 +70,15 @@ def test_a_draft_after_a_wrong_one_was_not_compared() -> None:
     assert costs.snapshot().acceptances == (AcceptanceCounts(DraftSource.DRAFT, MODEL, (3, 2, 2, 1), (2, 2, 1, 1)),)
 
 
+def generation() -> Generation:
+    return Generation("one", [1], Output(StopRules(1000, frozenset()), None), 4, Usage(1), Request())
+
+
 def outputs(rates: list[float]) -> CostCounts:
     """Outputs of 100 rounds, whose drafts are right at these rates."""
     rng, costs = random.Random(1), CostCounts()
     for rate in rates:
-        one = Generation("one", [1], Output(StopRules(1000, frozenset()), None), 4, Usage(1), Request())
+        one = generation()
         for number in range(100):
             last = replace(row(1, int(rng.random() < rate), one), is_last=number == 99)
             costs.add(report([last]), 1, 0.5)
@@ -85,6 +89,28 @@ def outputs(rates: list[float]) -> CostCounts:
 def test_outputs_differ_by_more_than_luck_only_if_their_texts_do(rates: list[float]) -> None:
     (found,) = outputs(rates).snapshot().acceptances
     assert found.output_deviation == pytest.approx(rates[1] - 0.7, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    "last_round",
+    [
+        report([RowReport(0, 0, 1)]),
+        report([RowReport(1, 0, 1, DraftSource.SUFFIX)]),
+        report([row(1, 0)], PeerUnavailable("gone")),
+        replace(report([row(1, 0)]), prepared_count=1),
+    ],
+    ids=["no drafts", "drafts of another source", "a draft service that failed", "drafts that were made before"],
+)
+def test_an_output_counts_whatever_its_last_round_had(last_round: RoundReport) -> None:
+    """One that ended in a round without the source's drafts was left out, as a quarter were: a token alone has none."""
+    costs = CostCounts()
+    for accepted_count in (0, 4):
+        one = generation()
+        for _ in range(20):
+            costs.add(report([row(4, accepted_count, one)]), 1, 0.5)
+        costs.add(replace(last_round, rows=[replace(last_round.rows[0], generation=one, is_last=True)]), 1, 0.5)
+    of_draft = costs.snapshot().acceptances[0]
+    assert of_draft.source is DraftSource.DRAFT and of_draft.output_deviation > 0.3
 
 
 def test_rounds_in_flight_are_counted_until_they_end() -> None:
