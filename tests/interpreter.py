@@ -1,5 +1,8 @@
 """Triton's interpreter, mended where it does not compute as a GPU does. It runs the kernels of a GPU on a CPU."""
 
+import inspect
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -7,12 +10,14 @@ import numpy.typing as npt
 
 
 def mend() -> None:
-    """Replace the interpreter's product of tiles, and its rounding to bfloat16.
+    """Replace the interpreter's product of tiles, its rounding to bfloat16, and its search of what to replace itself.
 
     Its product multiplies the bits of bfloat16 numbers as integers (seen in 3.6 to 3.9). It leaves others to BLAS,
     whose rounding of a row depends on the row's place in the tile; a sum in float64 does not, as far as float32 can
-    show. To bfloat16 it cuts numbers off, where a GPU rounds them to the nearest.
+    show. To bfloat16 it cuts numbers off, where a GPU rounds them to the nearest. For every launch it looks through all
+    of Triton's language, which takes a third of the time of small launches.
     """
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
     def create_dot(builder: Any, rows: Any, columns: Any, total: Any, *precision: Any) -> Any:
@@ -26,6 +31,17 @@ def mend() -> None:
             return TensorHandle(_rounded(number.data), to.scalar)
         return cast(builder, number, to)
 
+    @cache
+    def builtins_of(part: ModuleType | type) -> list[str]:
+        return [name for name, member in inspect.getmembers(part) if interpreter.tl.core.is_builtin(member)]
+
+    def patch_builtin(part: ModuleType | type, builder: Any, scope: Any) -> None:
+        for name in builtins_of(part):
+            member = getattr(part, name)
+            if interpreter.tl.core.is_builtin(member):
+                interpreter._patch_attr(part, name, member, builder, scope)
+
+    interpreter._patch_builtin = patch_builtin
     InterpreterBuilder.create_dot = create_dot
     if cast.__name__ != rounding_cast.__name__:
         InterpreterBuilder.cast_impl = rounding_cast
