@@ -7,7 +7,7 @@ served are refused. Says nothing of what the fields mean.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
@@ -22,6 +22,9 @@ FUNCTION_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 TOKEN_KEY = re.compile(r"[0-9]{1,10}")
 
 Json = dict[str, Any]
+EntryT = TypeVar("EntryT")
+# A list is given up at its first wrong entry: an error for each took hundreds of times the list's own bytes.
+Entries = Annotated[list[EntryT], Field(max_length=MAX_STRINGS, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -162,8 +165,8 @@ class PacelineOptions(Body):
     model_config = ConfigDict(extra="forbid")
 
     max_draft_count: Count | None = None
-    sources: tuple[Source, ...] | None = None
-    forbidden_sources: tuple[Source, ...] | None = None
+    sources: Entries[Source] | None = None
+    forbidden_sources: Entries[Source] | None = None
     in_order: bool | None = None
     draft_model: str | None = None
     tell: bool | None = None
@@ -184,7 +187,7 @@ class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
-    tool_calls: list[MessageToolCall] | None = None
+    tool_calls: Entries[MessageToolCall] | None = None
     tool_call_id: str | None = None
 
 
@@ -238,7 +241,7 @@ class GenerationBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     min_tokens: Count | None = None
     return_token_ids: bool | None = None
     guided_regex: str | None = None
@@ -281,12 +284,12 @@ class GenerationBody(Body):
 
 
 class ChatBody(GenerationBody):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_STRINGS)]
+    messages: Annotated[Entries[Message], Field(min_length=1)]
     max_tokens: Positive | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: list[Tool] | None = None
+    tools: Entries[Tool] | None = None
     tool_choice: Annotated[Any, PlainValidator(_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Json | None = None

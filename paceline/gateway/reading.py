@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from paceline.gateway import bodies
@@ -15,7 +16,7 @@ BODY_TIMEOUT_S = 60.0
 LONG_BODY_BYTES = 64 << 10
 """Bodies from this size on are read in a thread, so that no stream waits for them."""
 MOST_BODIES_BYTES = 64 << 20
-"""Bytes of the bodies of all requests in work; what is made of them takes several times as much."""
+"""Bytes of the bodies of all requests in work; what is made of one while it is read may take 60 times as much."""
 FULL_OF_BODIES = "the gateway has as many bytes of bodies in work as it takes; ask again later, or for less at a time"
 BodyT = TypeVar("BodyT", bound=BaseModel)
 ReadT = TypeVar("ReadT")
@@ -100,12 +101,20 @@ def parse(content: bytes, kind: type[BodyT]) -> BodyT:
     if isinstance(cause, bodies.MismatchedField):
         raise invalid(str(cause), cause.name)
     param = _param(problem["loc"], is_unknown=problem["type"] == "extra_forbidden")
-    words = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "missing":
-        words = "is needed"
-    elif problem["type"] != "value_error" and _is_short(problem["input"]):
-        words = f"is {problem['input']!r}: {words}"
+    words = _words(problem)
     raise invalid(f"{param} {words}" if param else words, param)
+
+
+def _words(problem: ErrorDetails) -> str:
+    """Return what is wrong with a field, to be said behind its name."""
+    match problem["type"]:
+        case "missing":
+            return "is needed"
+        case "too_long":
+            return "has {actual_length} entries; give {max_length} at most".format_map(problem["ctx"])
+        case "value_error":
+            return problem["msg"].removeprefix("Value error, ")
+    return f"is {problem['input']!r}: {problem['msg']}" if _is_short(problem["input"]) else problem["msg"]
 
 
 def _param(path: tuple[int | str, ...], *, is_unknown: bool) -> str | None:

@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from paceline.checks import MIN_TEMPERATURE, check_sampling
 from paceline.gateway.apis import CHAT, COMPLETION
@@ -24,6 +25,7 @@ from paceline.types import (
 
 HI = {"role": "user", "content": "hi"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"a": {}}}}}
+CALL = {"id": "c1", "function": {"name": "now", "arguments": "{}"}}
 NOW = {"type": "function", "function": {"name": "now"}}
 LARGEST_VOCABULARY = 10_000_000
 """No model has more tokens, so the likeliest is likelier than one in so many."""
@@ -55,11 +57,38 @@ def refused(**asked: Any) -> HttpError:
         ({"stop": ["a"] * 17}, "stop"),
         ({"stop": "a" * 1025}, "stop"),
         ({"messages": [HI] * 65_537}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 65_537}]}, "messages[0].tool_calls"),
+        ({"tools": [NOW] * 65_537}, "tools"),
+        ({"paceline": {"sources": ["draft"] * 65_537}}, "paceline.sources"),
+        ({"paceline": {"forbidden_sources": ["draft"] * 65_537}}, "paceline.forbidden_sources"),
     ],
 )
 def test_what_no_coordinator_takes_is_refused_before_it_is_converted(asked: dict[str, Any], param: str) -> None:
     """Conversion of a few megabytes of it held the gateway up for seconds."""
     assert refused(**asked).param == param
+
+
+def test_a_list_of_too_many_entries_is_told_how_many_it_may_have() -> None:
+    told = refused(tools=[NOW] * 65_537).message
+    assert told == "tools has 65537 entries; give 65536 at most"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"messages": [1] * 1000},
+        {"messages": [{"role": "assistant", "tool_calls": [1] * 1000}]},
+        {"tools": [1] * 1000},
+        {"stop_token_ids": ["a"] * 1000},
+        {"paceline": {"sources": [1] * 1000}},
+        {"paceline": {"forbidden_sources": [1] * 1000}},
+    ],
+)
+def test_a_list_of_many_wrong_entries_is_one_error(asked: dict[str, Any]) -> None:
+    """An error for each of them took hundreds of times the bytes of the body, and all streams waited meanwhile."""
+    with pytest.raises(ValidationError) as found:
+        CHAT.body.model_validate_json(json.dumps({"messages": [HI], **asked}))
+    assert found.value.error_count() == 1
 
 
 def test_a_long_format_does_not_go_with_many_prompts() -> None:
