@@ -5,9 +5,12 @@ is nothing but `{"name": ..., "parameters": {...}}`.
 """
 
 import json
+import re
 import secrets
-from collections.abc import Collection, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, Protocol
 
 from paceline.types import ResponseFormat
@@ -15,6 +18,11 @@ from paceline.types import ResponseFormat
 ToolFormat = Literal["hermes", "llama3-json"]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+_TAGS = re.compile(f"({OPEN}|{CLOSE})")
+_END = ""
+"""The part of an output that is its end."""
+_MARKS = re.compile(r'"|\\.?|[\x00-\x1f]', re.DOTALL)
+"""What tells where the strings of JSON begin and end; no control character stands in one."""
 Json = dict[str, Any]
 AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 """White space of forced calls: as templates show calls, by Jinja's `tojson`. Free white space has no end."""
@@ -46,56 +54,112 @@ class CallFinder(Protocol):
         ...
 
 
-class HermesFinder:
-    """Finds calls between tags. What is between them and is no call is text."""
+class Place(Enum):
+    """Where in JSON a text ends."""
+
+    BETWEEN = "between strings"
+    STRING = "in a string"
+    ESCAPE = "behind a backslash in a string"
+    NOWHERE = "it is no JSON"
+
+
+def place_after(place: Place, text: str) -> Place:
+    """Return where a text ends that begins at a place. It is only as strict as finding the ends of strings needs."""
+    in_string = place is not Place.BETWEEN
+    for mark in _MARKS.findall(text, 1 if place is Place.ESCAPE else 0):
+        is_escape = mark.startswith("\\")
+        if mark == '"':
+            in_string = not in_string
+        elif is_escape is not in_string:  # escapes stand in strings, and line ends between them
+            return Place.NOWHERE
+        elif mark == "\\":
+            return Place.ESCAPE
+    return Place.STRING if in_string else Place.BETWEEN
+
+
+class _Content:
+    """What stands behind an opening tag, as far as it may be a call."""
 
     def __init__(self) -> None:
-        self._held = ""
-        self._is_inside = False
-        self._found_any = False
-        self._has_begun = False
-        """Whether some of the text since the last tag was given."""
+        self.parts: list[str] = []
+        self._place = Place.BETWEEN
+
+    def takes(self, part: str) -> bool:
+        """Return whether a part was taken. The end of the output is not, nor what JSON does not go on with."""
+        if part == _END or (part in (OPEN, CLOSE) and self._place is Place.BETWEEN):
+            return False
+        place = place_after(self._place, part)
+        if place is Place.NOWHERE:
+            return False
+        self._place = place
+        self.parts.append(part)
+        return True
+
+
+class HermesFinder:
+    """Finds calls between tags. What is between them and is no call is text.
+
+    A tag in a string of a call is part of that string. What follows an opening tag that begins no call is read again,
+    and the time is linear all the same: a reading passes over an opening tag only in a string, so where another begins
+    at that tag, one has strings where the other has none. A third that began there would have to differ from both.
+    """
+
+    def __init__(self) -> None:
+        self._begun_tag = ""
+        """Last characters, where they may be the beginning of a tag."""
+        self._content: _Content | None = None
+        """None outside of tags."""
+        self._spaces: list[str] = []
+        """White space behind a call, which is text if text follows."""
+        self._is_behind_call = False
+        """Whether nothing but white space came since the last call."""
 
     def feed(self, text: str) -> Found:
-        self._held += text
-        texts: list[str] = []
-        calls: list[FoundCall] = []
-        while True:
-            before, tag, after = self._held.partition(CLOSE if self._is_inside else OPEN)
-            if not tag:
-                break
-            self._held = after
-            if self._is_inside:
-                found = self._read(before, tag)
-                texts.append(found.text)
-                calls += found.calls
-            else:
-                texts.append(self._between(before))
-            self._is_inside = not self._is_inside
-            self._has_begun = False
-        if not self._is_inside:
-            given = self._between(self._held[: len(self._held) - _begun(self._held, OPEN)])
-            texts.append(given)
-            self._has_begun = self._has_begun or bool(given)
-            self._held = self._held[len(given) :]
-        return Found("".join(texts), tuple(calls))
+        text = self._begun_tag + text
+        end = _whole_end(text)
+        self._begun_tag = text[end:]
+        return self._read(filter(None, _TAGS.split(text[:end])))
 
     def finish(self) -> Found:
-        held, self._held = self._held, ""
-        # The closing tag is missing where it was the end of the output.
-        return self._read(held, "") if self._is_inside else Found(self._between(held))
+        return self._read([*filter(None, [self._begun_tag]), _END])
 
-    def _read(self, content: str, closed_by: str) -> Found:
-        call = read_call(content, "arguments")
-        self._found_any = self._found_any or call is not None
-        return Found(calls=(call,)) if call else Found(f"{OPEN}{content}{closed_by}")
+    def _read(self, parts: Iterable[str]) -> Found:
+        """Return what parts of the output are: tags, and texts without any."""
+        texts: list[str] = []
+        calls: list[FoundCall] = []
+        ahead = deque(parts)
+        while ahead:
+            part = ahead.popleft()
+            if self._content is None:
+                if part == OPEN:
+                    self._content = _Content()
+                else:
+                    texts.append(self._outside(part))
+            elif not self._content.takes(part):
+                content, self._content = self._content.parts, None
+                # The closing tag is missing where it was the end of the output.
+                call = read_call("".join(content), "arguments") if part in (CLOSE, _END) else None
+                if call:
+                    calls.append(call)
+                    self._spaces.clear()
+                    self._is_behind_call = True
+                else:
+                    texts.append(self._outside(OPEN))
+                    ahead.extendleft(reversed([*content, part]))
+        return Found("".join(texts), tuple(calls))
 
-    def _between(self, text: str) -> str:
+    def _outside(self, text: str) -> str:
         """Return text outside of tags, without the white space that stands between calls.
 
         White space that text follows is no such, so it waits for what follows.
         """
-        return "" if self._found_any and not self._has_begun and not text.strip() else text
+        if self._is_behind_call and not text.strip():
+            self._spaces.append(text)
+            return ""
+        self._is_behind_call = False
+        text = "".join([*self._spaces, text])
+        self._spaces.clear()
+        return text
 
 
 class LlamaFinder:
@@ -106,24 +170,37 @@ class LlamaFinder:
 
     def __init__(self, tool_names: Collection[str]) -> None:
         self._tool_names = tool_names
-        self._held = ""
-        self._is_text = False
+        self._held: list[str] = []
+        self._begin = ""
+        """The first characters that are no white space, as far as they were needed."""
+        self._is_text: bool | None = None
+        """None: the beginning does not tell yet."""
 
     def feed(self, text: str) -> Found:
         if self._is_text:
             return Found(text)
-        self._held += text
-        begin = self._held.lstrip()
-        if not begin or begin.startswith("{") or PYTHON_TAG.startswith(begin[: len(PYTHON_TAG)]):
-            return Found()
-        self._is_text, held, self._held = True, self._held, ""
-        return Found(held)
+        self._held.append(text)
+        if self._is_text is None:
+            self._begin += text if self._begin else text.lstrip()
+            self._is_text = self._told_by_begin()
+        return Found(self._taken()) if self._is_text else Found()
 
     def finish(self) -> Found:
-        parts = _objects(self._held.strip().removeprefix(PYTHON_TAG))
+        held = self._taken()
+        parts = _objects(held.strip().removeprefix(PYTHON_TAG))
         calls = tuple(filter(None, (read_call(part, "parameters") for part in parts)))
         are_calls = calls and len(calls) == len(parts) and all(one.name in self._tool_names for one in calls)
-        return Found(calls=calls) if are_calls else Found(self._held)
+        return Found(calls=calls) if are_calls else Found(held)
+
+    def _told_by_begin(self) -> bool | None:
+        if self._begin.startswith(("{", PYTHON_TAG)):
+            return False
+        return None if PYTHON_TAG.startswith(self._begin) else True
+
+    def _taken(self) -> str:
+        held = "".join(self._held)
+        self._held.clear()
+        return held
 
 
 def _objects(text: str) -> list[str]:
@@ -142,9 +219,12 @@ def _objects(text: str) -> list[str]:
     return found
 
 
-def _begun(text: str, tag: str) -> int:
-    """Return how many last characters of the text may be the beginning of the tag."""
-    return next((count for count in range(min(len(text), len(tag) - 1), 0, -1) if tag.startswith(text[-count:])), 0)
+def _whole_end(text: str) -> int:
+    """Return where the beginning of a tag that is not whole begins, or else the end of the text."""
+    place = text.rfind("<")
+    last = text[place:]
+    is_begun = place >= 0 and last not in (OPEN, CLOSE) and (OPEN.startswith(last) or CLOSE.startswith(last))
+    return place if is_begun else len(text)
 
 
 def read_call(text: str, arguments_key: str) -> FoundCall | None:

@@ -1,6 +1,7 @@
 """Calls of tools are found in any cutting of an output, what is none stays text, and forced outputs are calls."""
 
 import json
+import tracemalloc
 from typing import Any, get_args
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from paceline.gateway.tool_calls import CallFinder, ToolFormat, call_finder, forced_calls
+from paceline.gateway import tool_calls
+from paceline.gateway.tool_calls import CallFinder, ToolFormat, call_finder, forced_calls, place_after
 from paceline.grammars import Grammars
 from paceline.types import ResponseFormat
 from tests.fakes.tokenizers import byte_tokenizer
@@ -31,8 +33,12 @@ ADD = {
 }
 NOW = {"type": "function", "function": {"name": "now"}}
 ONE = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
-NAMES = ("add", "now")
+NAMES = ("add", "now", "say")
 TWO = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+
+SAYS = r"\"</tool_call>\n<tool_call>\\"
+SAID = '"</tool_call>\n<tool_call>\\'
+SAY = f'<tool_call>{{"name": "say", "arguments": {{"text": "{SAYS}"}}}}</tool_call>'
 
 
 def found(finder: CallFinder, *texts: str) -> tuple[str, list[tuple[str, Any]]]:
@@ -72,6 +78,13 @@ def found(finder: CallFinder, *texts: str) -> tuple[str, list[tuple[str, Any]]]:
         ),
         ("<tool_call>" + "[" * 5000, "<tool_call>" + "[" * 5000, []),
         ("a < b <tool", "a < b <tool", []),
+        # What is no call hides none behind it, though its strings have no end.
+        (f'<tool_call>{{"5"" tall"}}\n</tool_call>\n{TWO}', '<tool_call>{"5"" tall"}\n</tool_call>\n', [("now", {})]),
+        (f'<tool_call>{{"a</tool_call> {TWO}', '<tool_call>{"a</tool_call> ', [("now", {})]),
+        (f'<tool_call>"</tool_call>{TWO}<tool_call>"</tool_call>',)
+        + ('<tool_call>"</tool_call><tool_call>"</tool_call>', [("now", {})]),
+        (f"<tool_call>\n{ONE}", "<tool_call>\n", [("add", {"a": 1})]),
+        (f"{ONE}\n<tool_call>{{broken</tool_call>", "\n<tool_call>{broken</tool_call>", [("add", {"a": 1})]),
     ],
 )
 def test_hermes_calls_are_parted_from_text(output: str, text: str, calls: list[Any]) -> None:
@@ -100,7 +113,9 @@ def test_calls_of_llama_are_whole_outputs(output: str, text: str, calls: list[An
 @given(
     st.sampled_from(get_args(ToolFormat)),
     st.lists(
-        st.sampled_from([ONE, TWO, " ", "\n", "text", "<", "<tool_call>", "</tool_call>", '{"name": "now"}', ";"])
+        st.sampled_from(
+            [ONE, TWO, SAY, " ", "\n", "text", "<", "<tool_call>", "</tool_call>", '{"name": "now"}', ";", '"', "\\"]
+        )
     ),
     st.data(),
 )
@@ -108,7 +123,71 @@ def test_how_an_output_is_cut_changes_nothing(form: ToolFormat, parts: list[str]
     output = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(output)), max_size=6)))
     texts = [output[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(output)], strict=True)]
-    assert found(call_finder(form, NAMES), *texts) == found(call_finder(form, NAMES), output)
+    text, calls = found(call_finder(form, NAMES), output)
+    assert found(call_finder(form, NAMES), *texts) == (text, calls)
+    assert calls or text == output
+
+
+def test_a_tag_in_an_argument_is_part_of_it_wherever_the_output_is_cut() -> None:
+    """The call ended there, and was text."""
+    outputs = [(SAY, ""), (f"So: {SAY}\n{SAY}", "So: "), (SAY.removesuffix("</tool_call>"), "")]
+    for output, text in outputs:
+        calls = [("say", {"text": SAID})] * output.count("say")
+        for cut in range(len(output)):
+            assert found(call_finder("hermes", NAMES), output[:cut], output[cut:]) == (text, calls)
+        assert found(call_finder("hermes", NAMES), *output) == (text, calls)
+
+
+def memory_of(finder: CallFinder, begin: str, token: str, count: int) -> int:
+    """Return the bytes that feeding a finder takes, those of each token counted anew."""
+    taken = 0
+    finder.feed(begin)
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            finder.feed(token)
+            taken += tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("form", "begin", "token"),
+    [
+        ("hermes", '<tool_call>{"name": "say", "arguments": {"text": "', "word "),
+        ("hermes", "<tool_call>{broken", " word"),
+        ("hermes", '<tool_call>{"broken</tool_call>', '<tool_call>"</tool_call>"'),
+        ("hermes", ONE, "\n"),
+        ("llama3-json", '{"name": "say", "parameters": {"text": "', "word "),
+        ("llama3-json", "", "\n"),
+        ("llama3-json", "<|python_tag|>", " "),
+    ],
+)
+def test_what_a_finder_holds_back_is_not_copied_for_every_token(form: ToolFormat, begin: str, token: str) -> None:
+    """An argument of 100,000 tokens took 18 seconds, in which all streams waited."""
+    some, more = (memory_of(call_finder(form, NAMES), begin, token, count) for count in (1000, 4000))
+    assert more < 8 * some
+
+
+def test_what_is_read_again_is_read_a_second_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tag that stands behind a string without an end makes a new reading of all that follows."""
+    looked_at = 0
+
+    def counted(place: Any, text: str) -> Any:
+        nonlocal looked_at
+        looked_at += len(text)
+        return place_after(place, text)
+
+    monkeypatch.setattr(tool_calls, "place_after", counted)
+    for part in ('<tool_call>"</tool_call>', '<tool_call>"</tool_call>"', '<tool_call>"', r"<tool_call>\"</tool_call>"):
+        output = part * 1000
+        for texts in ([output], list(output)):
+            looked_at = 0
+            assert found(call_finder("hermes", NAMES), *texts) == (output, [])
+            assert looked_at <= 2 * len(output), part
 
 
 def test_white_space_amid_text_behind_a_call_is_kept_however_it_comes() -> None:
@@ -142,6 +221,17 @@ def test_forced_hermes_calls_follow_their_tools() -> None:
     assert not allows(form, "text") and not allows(form, ONE.replace("1", '"one"'))
     assert not allows(form, ONE.replace("add", "sub"))
     assert found(call_finder("hermes", NAMES), f"{ONE}\n{ONE}")[1] == [("add", {"a": 1})] * 2
+
+
+@pytest.mark.parametrize("form", get_args(ToolFormat))
+def test_a_forced_call_whose_argument_holds_a_tag_is_a_call(form: ToolFormat) -> None:
+    """It was text, though a forced output is nothing but calls."""
+    said = {"type": "object", "properties": {"text": {"const": SAID}}, "required": ["text"]}
+    tool = {"type": "function", "function": {"name": "say", "parameters": {**said, "additionalProperties": False}}}
+    call = SAY.removeprefix("<tool_call>").removesuffix("</tool_call>")
+    output = f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call.replace("arguments", "parameters")
+    assert allows(forced_calls(form, [tool], several=False), output)
+    assert found(call_finder(form, ["say"]), *output) == ("", [("say", {"text": SAID})])
 
 
 def test_forced_calls_of_llama_follow_their_tools() -> None:
