@@ -187,7 +187,7 @@ class Client:
             remaining_s = None if ends_at_s is None else max(0.0, ends_at_s - self._clock())
             asked = self._next
             try:
-                with _named_time(timeout_s):
+                with named_time(timeout_s):
                     async for piece in self._stream(rest, remaining_s, accept, trace_headers):
                         received.add(piece)
                         outage.over()
@@ -339,7 +339,7 @@ def _seeded(request: GenerationRequest) -> GenerationRequest:
 
 
 @contextmanager
-def _named_time(timeout_s: float | None) -> Iterator[None]:
+def named_time(timeout_s: float | None) -> Iterator[None]:
     """Have CallTimedOut name the time of the whole output: a call only knows what was left of it."""
     try:
         yield

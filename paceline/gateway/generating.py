@@ -8,13 +8,15 @@ from typing import Any, Protocol
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive, Send
 
-from paceline.client import NO_HEADERS, OnAccepted
+from paceline.client import NO_HEADERS, OnAccepted, named_time
 from paceline.tasks import side_by_side
 from paceline.types import ClusterDescription, GenerationAccepted, GenerationRequest, OutputPiece
 
 Deliver = Callable[[int, OutputPiece], Awaitable[None]]
 """Takes the index of a prompt and a piece of one of its outputs. The next piece is read when it has returned."""
 Accept = Callable[[int, GenerationAccepted], None]
+MOST_OUTPUTS = 256
+"""Outputs of one call that are under way at once. All at once, those of many prompts fit in no coordinator's queue."""
 
 
 class Generator(Protocol):
@@ -40,22 +42,33 @@ async def generate_all(
     timeout_s: float,
     trace_headers: Mapping[str, str] = NO_HEADERS,
 ) -> None:
-    """Deliver all pieces. The first failure ends all requests, and is raised."""
+    """Deliver all pieces. The first failure ends all requests, and is raised.
+
+    All requests are for as many outputs. Those that wait for others to end have what is left of `timeout_s`.
+    """
+    clock = asyncio.get_running_loop().time
+    ends_at_s = clock() + timeout_s
+    window = asyncio.Semaphore(max(1, MOST_OUTPUTS // requests[0].completion_count))
 
     async def generate(index: int, request: GenerationRequest) -> None:
-        pieces = generator.generate(
-            request, timeout_s=timeout_s, on_accepted=lambda one: accept(index, one), trace_headers=trace_headers
-        )
-        async with aclosing(pieces):
-            async for piece in pieces:
-                await deliver(index, piece)
+        async with window:
+            pieces = generator.generate(
+                request,
+                timeout_s=max(0.0, ends_at_s - clock()),
+                on_accepted=lambda one: accept(index, one),
+                trace_headers=trace_headers,
+            )
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    await deliver(index, piece)
 
-    if len(requests) == 1:
-        await generate(0, requests[0])
-        return
-    async with side_by_side() as together:
-        for index, request in enumerate(requests):
-            together.create_task(generate(index, request))
+    with named_time(timeout_s):
+        if len(requests) == 1:
+            await generate(0, requests[0])
+            return
+        async with side_by_side() as together:
+            for index, request in enumerate(requests):
+                together.create_task(generate(index, request))
 
 
 async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:

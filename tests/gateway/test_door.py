@@ -5,6 +5,8 @@ import gc
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,10 @@ from paceline.gateway.apis import COMPLETION
 from paceline.gateway.endpoint import Endpoint
 from paceline.gateway.errors import HttpError
 from paceline.gateway.formats import response_format_of
+from paceline.gateway.generating import MOST_OUTPUTS, generate_all
 from paceline.gateway.reading import LONG_BODY_BYTES
 from paceline.gateway.sse import DONE
-from paceline.types import GenerationRequest, OutputPiece, ResponseFormat
+from paceline.types import GenerationRequest, OutputPiece, ResponseFormat, Text
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
 from tests.scrapes import by_label, value
 
@@ -304,6 +307,82 @@ async def test_the_first_failure_of_several_prompts_ends_them_all() -> None:
     async with scripted_door(generator) as door:
         assert (await door.complete(prompt=["a", "b", "c"])).status_code == 429
     assert generator.ended_count == len(generator.asked)
+
+
+@dataclass
+class CountedOutputs(ScriptedGenerator):
+    """Counts the outputs that are under way at once."""
+
+    under_way: int = 0
+    most: int = 0
+    timeouts_s: list[float] = field(default_factory=list)
+
+    async def generate(
+        self, request: GenerationRequest, *, timeout_s: float | None = None, **how: Any
+    ) -> AsyncGenerator[OutputPiece, None]:
+        self.timeouts_s.append(timeout_s or 0.0)
+        self.under_way += request.completion_count
+        self.most = max(self.most, self.under_way)
+        try:
+            await asyncio.sleep(0.001)  # the others begin meanwhile
+            async with aclosing(super().generate(request, **how)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            self.under_way -= request.completion_count
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("prompt_count", "n"), [(256, 1), (40, 64), (5, 128), (9, 100)])
+async def test_any_number_of_prompts_and_outputs_is_asked_for_a_few_at_a_time(
+    prompt_count: int, n: int, stream: bool
+) -> None:
+    """A coordinator's queue refused more than a thousand at once, however little it had to do."""
+    generator = CountedOutputs(pieces("a"))
+    async with scripted_door(generator) as door:
+        answer = await door.complete(prompt=["hi"] * prompt_count, n=n, stream=stream)
+    assert answer.status_code == 200
+    assert answer.text.count('"finish_reason":"stop"') == prompt_count * n
+    assert MOST_OUTPUTS - n < generator.most <= MOST_OUTPUTS
+    assert generator.under_way == 0
+
+
+async def test_outputs_that_wait_for_others_have_what_is_left_of_the_time() -> None:
+    generator = CountedOutputs(pieces("a"))
+    async with scripted_door(generator, timeout_s=60) as door:
+        await door.complete(prompt=["hi"] * 5, n=128)
+    *_, last = generator.timeouts_s
+    assert 0 < last < min(generator.timeouts_s[:-1]) <= 60
+
+
+async def test_an_output_that_came_too_late_is_told_the_time_of_the_whole_answer() -> None:
+    """One that waited for others had been told what was left for it."""
+    generator = ScriptedGenerator(refuses=CallTimedOut("the output did not end within 0.25 s"))
+    async with scripted_door(generator, timeout_s=60) as door:
+        error = (await door.complete(prompt=["hi"] * 5)).json()["error"]
+    assert error["message"] == "the output did not end within 60 s"
+
+
+async def test_prompts_that_wait_for_others_are_not_asked_for_after_a_failure() -> None:
+    generator = CountedOutputs(refuses=Overloaded("full"))
+    async with scripted_door(generator) as door:
+        assert (await door.complete(prompt=["hi"] * 100, n=128)).status_code == 429
+    assert (generator.ended_count, generator.under_way) == (2, 0)
+
+
+async def test_a_call_that_is_cancelled_ends_all_that_is_under_way_and_asks_for_no_more() -> None:
+    generator = CountedOutputs(pieces("a"), waits_for=asyncio.Event())
+
+    async def deliver(*_: Any) -> None: ...
+
+    requests = [GenerationRequest(Text("hi"), completion_count=64)] * 9
+    call = asyncio.create_task(generate_all(generator, requests, deliver, lambda *_: None, 60))
+    while len(generator.asked) < 4:
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (len(generator.asked), generator.under_way) == (4, 0)
 
 
 async def test_without_tokens_only_health_and_the_page_are_open(tmp_path: Path) -> None:
