@@ -335,12 +335,18 @@ class CompletionBody(GenerationBody):
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: Annotated[Any, AfterValidator(_only(""))] = None
-    best_of: Annotated[Any, AfterValidator(_only(1))] = None
+    best_of: Any = None
 
     @model_validator(mode="after")
     def _some_output_is_asked_for(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
             raise MismatchedField("max_tokens", "is 0 and echo is not set; ask for a token, or for the prompt")
+        return self
+
+    @model_validator(mode="after")
+    def _no_output_is_left_out(self) -> "CompletionBody":
+        if self.best_of is not None and (type(self.best_of) is not int or self.best_of not in (1, self.output_count)):
+            raise MismatchedField("best_of", "is not supported, unless it is n; leave it out")
         return self
 
     @property

@@ -280,6 +280,8 @@ def test_several_formats_at_once_are_refused() -> None:
         ({"prompt": "a", "logits_processors": ["a"]}, "logits_processors"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 3, "n": 2}, "best_of"),
+        ({"prompt": "a", "best_of": True}, "best_of"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": ["a"] * 257}, "prompt"),
@@ -325,6 +327,7 @@ def test_fields_that_change_nothing_are_taken() -> None:
     unknown = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
     harmless = {"bad_words": [], "include_stop_str_in_output": False, "use_beam_search": False}
     assert completions(**unknown, **harmless, best_of=1, suffix=None, seed=1) == completions(seed=1)
+    assert completions(n=2, best_of=2, seed=1) == completions(n=2, best_of=None, seed=1) == completions(n=2, seed=1)
     chats = {"modalities": ["text"], "add_generation_prompt": True, "parallel_tool_calls": True, "echo": False}
     assert chat(**harmless, **chats, seed=1) == chat(seed=1)
 
