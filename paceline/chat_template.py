@@ -62,7 +62,10 @@ class Conversation:
         arguments = _object(prompt.template_arguments or "{}", "chat.template_arguments")
         for name in ("messages", "tools"):
             if name in arguments:
-                raise _refused(f"sets {name!r}; give them as chat.{name}", "chat.template_arguments")
+                raise _refused(
+                    f"sets the variable {name!r}; leave it out, and give it as chat.{name}, beside {_ARGUMENTS}",
+                    _ARGUMENTS,
+                )
         continues = _flag(arguments, "continue_final_message", default=False)
         adds_prompt = _flag(arguments, "add_generation_prompt", default=not continues)
         if continues and adds_prompt:

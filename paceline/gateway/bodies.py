@@ -7,7 +7,7 @@ served are refused. Says nothing of what the fields mean.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, model_validator
 
@@ -37,11 +37,11 @@ class NamedTool:
     name: str
 
 
-class MismatchedField(ValueError):
-    """A field that does not go with others of its body."""
+class WrongField(ValueError):
+    """A field that is not known, or does not go with others of its body."""
 
     def __init__(self, name: str, words: str) -> None:
-        super().__init__(f"{name} {words}")
+        super().__init__(words)
         self.name = name
 
 
@@ -158,11 +158,27 @@ Source = Annotated[str, AfterValidator(_source)]
 class Body(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """Return the names of fields as clients write them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
 
-class PacelineOptions(Body):
+
+class ClosedBody(Body):
+    """One that refuses fields that are not known."""
+
+    # pydantic's own refusal is an error for each of them, and names no field that is known.
+    model_config = ConfigDict(extra="allow")
+
+    @model_validator(mode="after")
+    def _all_fields_are_known(self) -> Self:
+        if self.model_extra:
+            raise WrongField(next(iter(self.model_extra)), f"is not known; give any of {', '.join(self.field_names())}")
+        return self
+
+
+class PacelineOptions(ClosedBody):
     """Ours: where drafts come from, and what answers tell of rounds."""
-
-    model_config = ConfigDict(extra="forbid")
 
     max_draft_count: Count | None = None
     sources: Entries[Source] | None = None
@@ -201,10 +217,8 @@ class ResponseFormatBody(Body):
     json_schema: JsonSchema | None = None
 
 
-class StructuredOutputs(Body):
+class StructuredOutputs(ClosedBody):
     """vLLM's. A constraint that is not known is refused: without it the output would be another."""
-
-    model_config = ConfigDict(extra="forbid")
 
     json_: Json | str | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -262,7 +276,7 @@ class GenerationBody(Body):
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> "GenerationBody":
         if self.stream_options and not self.stream:
-            raise MismatchedField("stream_options", "is for streams; set stream too, or leave it out")
+            raise WrongField("stream_options", "is for streams; set stream too, or leave it out")
         return self
 
     @property
@@ -306,12 +320,12 @@ class ChatBody(GenerationBody):
     @model_validator(mode="after")
     def _parts_come_together(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
-            raise MismatchedField("top_logprobs", "needs logprobs; set it to true")
+            raise WrongField("top_logprobs", "needs logprobs; set it to true")
         names = self.tool_names
         if self.tool_choice not in (None, "none", "auto") and not names:
-            raise MismatchedField("tool_choice", "asks for a call, and there are no tools; give some")
+            raise WrongField("tool_choice", "asks for a call, and there are no tools; give some")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
-            raise MismatchedField("tool_choice", "names a tool that is not among tools")
+            raise WrongField("tool_choice", "names a tool that is not among tools")
         return self
 
     @property
@@ -340,13 +354,13 @@ class CompletionBody(GenerationBody):
     @model_validator(mode="after")
     def _some_output_is_asked_for(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
-            raise MismatchedField("max_tokens", "is 0 and echo is not set; ask for a token, or for the prompt")
+            raise WrongField("max_tokens", "is 0 and echo is not set; ask for a token, or for the prompt")
         return self
 
     @model_validator(mode="after")
     def _no_output_is_left_out(self) -> "CompletionBody":
         if self.best_of is not None and (type(self.best_of) is not int or self.best_of not in (1, self.output_count)):
-            raise MismatchedField("best_of", "is not supported, unless it is n; leave it out")
+            raise WrongField("best_of", "is not supported, unless it is n; leave it out")
         return self
 
     @property

@@ -21,10 +21,10 @@ FULL_OF_BODIES = "the gateway has as many bytes of bodies in work as it takes; a
 BodyT = TypeVar("BodyT", bound=BaseModel)
 ReadT = TypeVar("ReadT")
 _FIELDS = {
-    field.alias or name
+    name
     for model in vars(bodies).values()
-    if isinstance(model, type) and issubclass(model, BaseModel)
-    for name, field in model.model_fields.items()
+    if isinstance(model, type) and issubclass(model, bodies.Body)
+    for name in model.field_names()
 }
 
 
@@ -97,11 +97,10 @@ def parse(content: bytes, kind: type[BodyT]) -> BodyT:
         return kind.model_validate_json(content)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
+    param, words = _param(problem["loc"]), _words(problem)
     cause = problem.get("ctx", {}).get("error")
-    if isinstance(cause, bodies.MismatchedField):
-        raise invalid(str(cause), cause.name)
-    param = _param(problem["loc"], is_unknown=problem["type"] == "extra_forbidden")
-    words = _words(problem)
+    if isinstance(cause, bodies.WrongField):
+        param = f"{param}.{cause.name}" if param else cause.name
     raise invalid(f"{param} {words}" if param else words, param)
 
 
@@ -117,11 +116,11 @@ def _words(problem: ErrorDetails) -> str:
     return f"is {problem['input']!r}: {problem['msg']}" if _is_short(problem["input"]) else problem["msg"]
 
 
-def _param(path: tuple[int | str, ...], *, is_unknown: bool) -> str | None:
+def _param(path: tuple[int | str, ...]) -> str | None:
     """Return the field as clients write it. Names of a union's members, which a path has too, end it."""
     words = ""
     for part in path:
-        if isinstance(part, str) and part not in _FIELDS and words and not is_unknown:
+        if isinstance(part, str) and part not in _FIELDS and words:
             break
         words += f"[{part}]" if isinstance(part, int) else f".{part}"
     return words.lstrip(".") or None

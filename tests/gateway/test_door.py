@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from paceline.chat_template import Conversation
 from paceline.errors import (
     CallTimedOut,
     InvalidRequest,
@@ -34,12 +35,12 @@ from paceline.errors import (
 from paceline.gateway import endpoint
 from paceline.gateway.apis import COMPLETION
 from paceline.gateway.endpoint import Endpoint
-from paceline.gateway.errors import HttpError
+from paceline.gateway.errors import HttpError, http_error
 from paceline.gateway.formats import response_format_of
 from paceline.gateway.generating import MOST_OUTPUTS, generate_all
 from paceline.gateway.reading import LONG_BODY_BYTES
 from paceline.gateway.sse import DONE
-from paceline.types import GenerationRequest, OutputPiece, ResponseFormat, Text
+from paceline.types import Chat, ChatMessage, GenerationRequest, OutputPiece, ResponseFormat, Text
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
 from tests.scrapes import by_label, value
 
@@ -114,6 +115,18 @@ async def test_an_error_names_fields_as_the_body_does(field: str, message: str, 
     async with scripted_door(ScriptedGenerator(refuses=InvalidRequest(message, field=field))) as door:
         error = (await door.complete()).json()["error"]
     assert (error["param"], error["message"]) == (param, told)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools"])
+def test_a_variable_of_a_template_and_the_field_it_comes_from_are_told_apart(name: str) -> None:
+    """Both have the same name in a body, and clients were told to give messages as messages."""
+    chat = Chat((ChatMessage("user", "hi"),), template_arguments=f'{{"{name}": []}}')
+    with pytest.raises(InvalidRequest) as found:
+        Conversation.of(chat)
+    error = http_error(found.value)
+    assert error.param == "chat_template_kwargs"
+    expected = f"the variable '{name}'; leave it out, and give it as {name}, beside chat_template_kwargs"
+    assert error.message == f"chat_template_kwargs sets {expected}"
 
 
 async def test_a_prompt_that_is_refused_is_named_as_the_body_has_it() -> None:

@@ -91,6 +91,23 @@ def test_a_list_of_many_wrong_entries_is_one_error(asked: dict[str, Any]) -> Non
     assert found.value.error_count() == 1
 
 
+@pytest.mark.parametrize("field", ["paceline", "structured_outputs"])
+def test_an_object_of_many_unknown_fields_is_one_error(field: str) -> None:
+    unknown = {f"a{index}": 1 for index in range(1000)}
+    with pytest.raises(ValidationError) as found:
+        CHAT.body.model_validate_json(json.dumps({"messages": [HI], field: unknown}))
+    assert found.value.error_count() == 1
+
+
+def test_an_unknown_field_is_told_which_are_known() -> None:
+    """It was refused in pydantic's words, which say nothing of what to give."""
+    expected = "structured_outputs.choice is not known; give any of json, regex, grammar"
+    assert refused(structured_outputs={"choice": ["a"]}).message == expected
+    message = refused(paceline={"tell": True, "tel": 1}).message
+    assert message.startswith("paceline.tel is not known; give any of max_draft_count, sources,")
+    assert message.endswith(", tell")
+
+
 def test_a_long_format_does_not_go_with_many_prompts() -> None:
     """A body of eight megabytes became two gigabytes of messages."""
     long, prompts = "a" * 100_000, ["hi"] * 100
