@@ -1,6 +1,7 @@
 """What may follow in an output that has a response format: the tokens that a grammar allows after a prefix.
 
-Owns what a format may cost. `llguidance` parses; nothing here knows of logits, models or requests.
+Owns the library's limits; `format_work` owns what is counted before it begins. `llguidance` parses; nothing here knows
+of logits, models or requests.
 """
 
 import json
@@ -13,11 +14,13 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from paceline.errors import InvalidRequest
+from paceline.format_work.grammars import check_grammar
+from paceline.format_work.schemas import SchemaWork
 from paceline.types import ResponseFormat
 
 MAX_FORMAT_CHARACTERS = 65536
-COMPILED_COUNT = 64
-"""Compiled formats that are kept."""
+COMPILED_COUNT = 16
+"""Compiled formats that are kept; `LIMITS` and `format_work` let one take some 40 MiB."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,
@@ -213,12 +216,16 @@ def _checked_grammar(text: str) -> str:
         schemas.append(part[:end])
         written += [_SCHEMA, " ", _checked_schema(part[:end]), part[end:]]
     if schemas:
-        _checked_schema(f"[{', '.join(schemas)}]")  # their work adds up
-    return "".join(written)
+        _checked_schema(f"[{', '.join(schemas)}]", count=len(schemas))  # their work adds up
+    check_grammar(grammar := "".join(written))
+    return grammar
 
 
-def _checked_schema(text: str) -> str:
-    """Return a schema's text. It is written anew: the library puts it into a larger text, where it could end early."""
+def _checked_schema(text: str, count: int = 1) -> str:
+    """Return the text of a schema, or of a list of that many.
+
+    It is written anew: the library puts it into a larger text, where it could end early.
+    """
     divisors: list[int] = []
 
     def note(one: dict[str, Any]) -> dict[str, Any]:
@@ -227,12 +234,15 @@ def _checked_schema(text: str) -> str:
         return one
 
     try:
-        written = json.dumps(json.loads(text, object_hook=note))
+        schema = json.loads(text, object_hook=note)
     except RecursionError as error:
         raise _refusal("json_schema is nested too deeply") from error
     if sum(divisors) > MAX_DIVISORS:
         raise _refusal(f"the digits of all multipleOf come to {sum(divisors)}; {MAX_DIVISORS} are taken at most")
-    return written
+    work = SchemaWork()
+    for one in schema if count > 1 else [schema]:
+        work.add(one)
+    return json.dumps(schema)
 
 
 def _digits(number: float) -> int:
