@@ -185,3 +185,10 @@ def test_the_size_of_a_regex_is_that_with_its_counts_written_out(regex: str, siz
 @pytest.mark.parametrize("regex", [")" * 50 + "(" * 50, "[" * 50, "{9", "\\", "a{99999999999999999999}", "(?x"])
 def test_what_is_no_regex_has_a_size_too(regex: str) -> None:
     assert regex_size(regex) >= 1
+
+
+def test_counting_reads_a_text_once() -> None:
+    """Both took minutes, where a part without an end was tried from each of its characters again."""
+    assert regex_size("{" + " " * 65000) >= 1
+    check_grammar("start: A & ~\nA: " + '"a\\' * 20000)
+    assert regex_size("a{0000000000400}") == 400
