@@ -20,7 +20,7 @@ from paceline.types import ResponseFormat
 
 MAX_FORMAT_CHARACTERS = 65536
 COMPILED_COUNT = 16
-"""Compiled formats that are kept; `LIMITS` and `format_work` let one take some 40 MiB."""
+"""Compiled formats that are kept: the largest take 40 to 80 MiB."""
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
     step_lexer_fuel=200_000,

@@ -3,10 +3,10 @@
 import re
 from math import prod
 
-MAX_MEETING = 50_000
+MAX_MEETING = 20_000
 """Most that the sizes of regexes that have to match one text, multiplied, come to: all such texts of a format together.
 
-Regexes that have no match in common take the longest.
+Regexes that have no match in common take the longest. The library's limits do not bound what they take.
 """
 
 
