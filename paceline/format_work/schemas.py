@@ -165,9 +165,12 @@ def _children(plain: list[_Schema]) -> Iterator[list[Any]]:
     """Yield the schemas that meet in each part of a value: in its properties, and in its items."""
     properties = [_dict(one.get("properties")) for one in plain]
     patterns = [_dict(one.get("patternProperties")) for one in plain]
-    others = [one["additionalProperties"] for one in plain if "additionalProperties" in one]
+    closing = [one for one in plain if "additionalProperties" in one]
+    others = [one["additionalProperties"] for one in closing]
     for name in {name: None for names in properties for name in names}:
-        yield [*(names[name] for names in properties if name in names), *_values(patterns), *others]
+        # One's own additional properties are those that it does not name.
+        additional = (one["additionalProperties"] for one in closing if name not in _dict(one.get("properties")))
+        yield [*(names[name] for names in properties if name in names), *_values(patterns), *additional]
     for pattern in {name: None for names in patterns for name in names}:
         yield [*(names[pattern] for names in patterns if pattern in names), *others]
     first = [_list(one.get("prefixItems")) or _list(one.get("items")) for one in plain]

@@ -120,6 +120,7 @@ def test_terminals_that_name_each_other_too_deep_are_refused_only_beside_operato
     "schema",
     [
         {"properties": {f"f{one}": pattern(one) for one in range(60)}, "additionalProperties": False},
+        {"properties": {f"f{one}": pattern(one) for one in range(60)}, "additionalProperties": pattern(60)},
         {"properties": {f"f{one}": {"allOf": [{"$ref": "#/$defs/a"}], "title": "A"} for one in range(60)}}
         | {"$defs": {"a": {"enum": [f"word {one}" for one in range(200)]}}},
         {"type": "string", "minLength": 8, "allOf": [{"pattern": one} for one in ("[A-Z]", "[a-z]", "[0-9]")]},
