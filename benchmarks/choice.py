@@ -2,8 +2,8 @@
 
 All systems are coordinators of one target and one draft service, so that they differ by what they ask for alone:
 clusters of a kind differ by a tenth among themselves. The choice is `auto` with every source. It learns while it
-serves, so it serves a category's prompts some times before the runs that are timed. Exit status 1 when an output
-differs from plain decoding's.
+serves, so it serves a category's prompts some times before the runs that are timed. Exit status 1 when an output of a
+timed run differs from plain decoding's.
 """
 
 import asyncio
@@ -70,6 +70,8 @@ def main(
         raise InvalidRequest(f"--source-sets has {name_of(idle[0])}, which cannot draft here", field="source_sets")
     codec = read_text_codec(options.target_model, options.draft_model)
     names = category or sorted({line.category for line in select_lines(input) if line.category})
+    if not names:
+        raise InvalidRequest(f"--input {input} has no categories; give SpecBench's question.jsonl", field="input")
     chosen = {name: select_lines(input, [name], prompt_count) for name in names}
     prompts = {
         name: [one.token_ids for one in encode_lines(lines, codec, chat=codec.has_chat_template)]

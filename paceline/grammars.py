@@ -235,6 +235,7 @@ def _checked_schema(text: str, count: int = 1) -> str:
 
     try:
         schema = json.loads(text, object_hook=note)
+        written = json.dumps(schema)
     except RecursionError as error:
         raise _refusal("json_schema is nested too deeply") from error
     if sum(divisors) > MAX_DIVISORS:
@@ -242,7 +243,7 @@ def _checked_schema(text: str, count: int = 1) -> str:
     work = SchemaWork()
     for one in schema if count > 1 else [schema]:
         work.add(one)
-    return json.dumps(schema)
+    return written
 
 
 def _digits(number: float) -> int:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from paceline.format_work.regexes import COUNT, Sums, TooMuchWork, check_meetings, most, regex_size
+from paceline.format_work.regexes import COUNT, LITERAL_CHARACTERS, Sums, TooMuchWork, check_meetings, most, regex_size
 
 MAX_NESTED_TERMINALS = 100
 _TOKEN = re.compile(
@@ -110,7 +110,7 @@ def _tokens(text: str) -> Iterator[_Token]:
         assert token and token.lastgroup
         kind, value, index = token.lastgroup, token.group(), token.end()
         if kind == "text":
-            yield "size", max(1, len(value) - 2)
+            yield "size", max(1, (len(value) - 2) // LITERAL_CHARACTERS)
         elif kind == "regex":
             inner, _, flags = value[1:].rpartition("/")
             yield "size", regex_size(f"(?{flags}){inner}" if flags else inner)

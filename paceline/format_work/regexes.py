@@ -1,6 +1,7 @@
 """How large regexes are, and how much they are together where all of them have to match one text."""
 
 import re
+from functools import lru_cache
 from math import prod
 
 MAX_MEETING = 20_000
@@ -28,12 +29,23 @@ COUNT = re.compile(  # possessive, so that long runs of spaces or digits are rea
 )
 _NAMED = re.compile(r"\\[pPxuU]\{[^}]*\}")
 _CLASS = re.compile(r"\[\^?\]?")
+_PREFIX = re.compile(r"\?(?:P?<\w+>|[a-zA-Z-]*:?)")
+_LITERALS = re.compile(r"[A-Za-z0-9_ |-]*")
+_WIDE = re.compile(r"\\[wWdDsSpP]|[^\x00-\x7f]")
+"""What stands for many characters beyond ASCII."""
+_WIDE_SIZE = 10
+"""Places that take as long as such a class."""
+LITERAL_CHARACTERS = 16
+"""Characters of given texts that take as long as one place: each text is a single way through other regexes."""
 
 
+@lru_cache(256)
 def regex_size(text: str) -> int:
     """Return about how many places a regex has, with each counted repetition written out."""
-    if re.search(r"\(\?[a-zA-Z-]*x", text):  # comments may hold parentheses, so who repeats what is unknown
-        return len(text) * prod(max(1, most(one)) for one in COUNT.finditer(text))
+    if _LITERALS.fullmatch(text):
+        return max(1, len(text) // LITERAL_CHARACTERS)
+    if re.search(r"\(\?[a-zA-Z-]*x", text):  # comments may stand anywhere, so who repeats what is unknown
+        return _WIDE_SIZE * len(text) * prod(max(1, int(one[:10])) for one in re.findall("[0-9]+", text))
     sums, index = Sums(), 0
     while index < len(text):
         one = text[index]
@@ -41,14 +53,18 @@ def regex_size(text: str) -> int:
             sums.repeat(most(count))
             index = count.end()
             continue
+        end = _end_of_atom(text, index)
         if one == "(":
             sums.open()
+            prefix = _PREFIX.match(text, end)
+            end = prefix.end() if prefix else end
         elif one == ")":
             sums.close()
-        else:
-            sums.add(1)
-            index = _end_of_atom(text, index) - 1
-        index += 1
+        elif one == "|":
+            sums.alternate()
+        elif one not in "*+?":  # these are no places, and a count behind one repeats what it stands behind
+            sums.add(_WIDE_SIZE if _WIDE.search(text, index, end) else 1)
+        index = end
     return sums.all()
 
 

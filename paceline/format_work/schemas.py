@@ -5,27 +5,27 @@ what stands beside it, all that it names is written again, for each alternative 
 """
 
 import json
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 from urllib.parse import unquote
 
-from paceline.format_work.regexes import TooMuchWork, check_meetings, regex_size
+from paceline.format_work.regexes import LITERAL_CHARACTERS, TooMuchWork, check_meetings, regex_size
 
-MAX_PARTS = 10_000
-"""Subschemas that a schema is written out to. Those of use have hundreds."""
-FORMAT_SIZES = {"uri": 800, "ipv6": 550, "duration": 270, "email": 160}
-"""Sizes of the library's regexes of a `format`."""
-_FORMAT_SIZE = 145
-_LITERAL_CHARACTERS = 16
-"""Characters of an `enum` that take as long as one of a regex: each of its texts is a single way through the others."""
+MAX_PARTS = 30_000
+"""Parts that a schema is written out to, of which a property or an alternative has about three."""
+_FORMAT_SIZE = 60
+"""Places that take as long as a `format`. The library's regexes have up to 800, with few ways through."""
 _ALTERNATIVES = ("anyOf", "oneOf")
 _IN_PLACE = {"allOf", "$ref", *_ALTERNATIVES}
 _ANNOTATIONS = {"$anchor", "$comment", "$defs", "$id", "$schema", "contentEncoding", "contentMediaType", "default"}
 _ANNOTATIONS |= {"definitions", "description", "examples", "id", "readOnly", "title", "writeOnly", "x-guidance"}
 
 _NOT_OWN = _IN_PLACE | _ANNOTATIONS
+_VALUES = ("const", "default", "enum", "examples")
+"""What holds values, in which nothing is a schema."""
 
 _Schema = dict[str, Any]
 _Sizes = dict[tuple[str, str], int]
@@ -36,21 +36,22 @@ class SchemaWork:
 
     def __init__(self) -> None:
         self._parts = 0
-        self._meetings: dict[frozenset[tuple[str, str]], int] = {}
+        self._meetings: set[frozenset[tuple[str, str]]] = set()
+        self._meeting_work = 0
         self._known: dict[int, tuple[_Schema, _Schema, _Sizes]] = {}
         """Of each subschema itself, what it constrains without others, and the sizes of regexes in that."""
         self._root: Any = None
         self._named: set[str] = set()
-        self._are_names_clear = True
+        self._has_ids = False
         self._waiting: deque[list[Any]] = deque()
 
     def add(self, schema: Any) -> None:
         """Raise TooMuchWork when this schema is too much after those before."""
-        self._root, self._named = schema, set()
-        self._are_names_clear = not _has_names_of_its_own(schema)
+        self._root, self._named, self._has_ids = schema, set(), _has_ids(schema)
         self._waiting.append([schema])
-        if not self._are_names_clear:  # any of them may be what a `$ref` names
-            self._waiting.extend([one] for one in _objects(schema))
+        references = (one["$ref"] for one in _objects(schema) if isinstance(one.get("$ref"), str))
+        if self._has_ids or any(name != "#" and not name.startswith("#/") for name in references):
+            self._waiting.extend([one] for one in _objects(schema))  # any of them may be what a `$ref` names
         while self._waiting:
             self._write(self._waiting.popleft())
 
@@ -75,7 +76,6 @@ class SchemaWork:
 
         A name is left over if nothing else meets it; else what it names stands for it.
         """
-        followed = 0
         while True:
             while members:
                 member = members.pop()
@@ -88,11 +88,11 @@ class SchemaWork:
                 found = [_list(member[key]) for key in _ALTERNATIVES if key in member]
                 if found:
                     members += [{"anyOf": one} for one in found[1:]]
+                    self._count(len(found[0]) * (1 + len(members)))
                     return found[0]
-            if followed == len(names) or (len(names) == 1 and not plain):
+            if not names or (len(names) == 1 and not plain):
                 return None
-            members.append(self._resolved(names[followed], meets=True))
-            followed += 1
+            members.append(self._resolved(names.pop(), meets=True))
 
     def _own(self, schema: _Schema) -> tuple[_Schema, _Sizes]:
         """Return what a schema constrains without others, and the sizes of what a string in it has to match."""
@@ -119,33 +119,44 @@ class SchemaWork:
 
     def _meet(self, regexes: frozenset[tuple[str, str]], work: int) -> None:
         if regexes not in self._meetings:
-            self._meetings[regexes] = work
-            check_meetings(sum(self._meetings.values()))
+            self._meetings.add(regexes)
+            self._meeting_work += work
+            check_meetings(self._meeting_work)
 
     def _count(self, parts: int) -> None:
         self._parts += parts
         if self._parts > MAX_PARTS:
             raise TooMuchWork(
-                f"with each $ref, allOf, anyOf and oneOf written out it has over {MAX_PARTS} subschemas; let fewer of "
+                f"with each $ref, allOf, anyOf and oneOf written out it has over {MAX_PARTS} parts; let fewer of "
                 "them meet"
             )
 
     def _resolved(self, name: str, meets: bool = False) -> Any:
-        """Return what a `$ref` names; True, which is no constraint, where the library finds nothing either."""
-        if meets and not self._are_names_clear:
+        """Return what a `$ref` names; True, which is no constraint, where that is not known and it meets nothing."""
+        if name == "#":
+            return self._root
+        is_place = name.startswith("#/") and not self._has_ids
+        if is_place and (found := _at(self._root, unquote(name[2:]).split("/"))):
+            return found[0]
+        if meets or is_place:
             raise TooMuchWork(
-                f"$ref {name!r} meets other keywords, and the schema has $anchor or $id within; name places by #/ alone"
+                f"$ref {name[:100]!r} is no place of this schema; name places by #/, without an $id within"
             )
-        found: Any = self._root
-        for key in name.lstrip("#").strip("/").split("/") if name.strip("#/") else ():
-            key = _unquoted(key)
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            elif isinstance(found, dict) and key in found:
-                found = found[key]
-            else:
-                return True
-        return found
+        return True
+
+
+def _at(root: Any, keys: Iterable[str]) -> list[Any]:
+    """Return what stands at a place, alone in a list; empty where there is no such place."""
+    found = root
+    for key in keys:
+        key = key.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and re.fullmatch(r"\+?[0-9]{1,9}", key) and int(key) < len(found):
+            found = found[int(key)]
+        elif isinstance(found, dict) and key in found:
+            found = found[key]
+        else:
+            return []
+    return [found]
 
 
 def _sizes(own: _Schema) -> _Sizes:
@@ -153,11 +164,11 @@ def _sizes(own: _Schema) -> _Sizes:
     if isinstance(pattern := own.get("pattern"), str):
         sizes["pattern", pattern] = regex_size(pattern) + 2  # what may stand before and behind
     if isinstance(name := own.get("format"), str):
-        sizes["format", name] = FORMAT_SIZES.get(name, _FORMAT_SIZE)
+        sizes["format", name] = _FORMAT_SIZE
     for key in ("enum", "const"):
         texts = [text for text in _list(own.get(key)) or [own.get(key)] if isinstance(text, str)]
         if texts:
-            sizes[key, json.dumps(texts)] = max(1, sum(map(len, texts)) // _LITERAL_CHARACTERS)
+            sizes[key, json.dumps(texts)] = max(1, sum(map(len, texts)) // LITERAL_CHARACTERS)
     return sizes
 
 
@@ -181,14 +192,11 @@ def _children(plain: list[_Schema]) -> Iterator[list[Any]]:
     yield from (one for one in (others, rest) if one)
 
 
-def _has_names_of_its_own(schema: Any) -> bool:
-    """Return whether a `$ref` may name something otherwise than by its place."""
-    inner = [one for one in _objects(schema) if one is not schema]
-    keys = ("$id", "$anchor", "$dynamicAnchor", *(("id",) if "draft-04" in json.dumps(schema) else ()))
-    names = (one["$ref"] for one in _objects(schema) if isinstance(one.get("$ref"), str))
-    return any(isinstance(one.get(key), str) for one in inner for key in keys) or any(
-        name != "#" and not name.startswith("#/") for name in names
-    )
+def _has_ids(schema: Any) -> bool:
+    """Return whether a `$ref` may start from another place than the whole schema."""
+    inner = (one for one in _objects(schema) if one is not schema)
+    is_old = isinstance(schema, dict) and "draft-04" in str(schema.get("$schema"))
+    return any(isinstance(one.get(key), str) for one in inner for key in ("$id", *(["id"] if is_old else [])))
 
 
 def _objects(value: Any) -> Iterator[_Schema]:
@@ -197,13 +205,9 @@ def _objects(value: Any) -> Iterator[_Schema]:
         one = waiting.pop()
         if isinstance(one, dict):
             yield one
-            waiting += one.values()
+            waiting += (value for key, value in one.items() if key not in _VALUES)
         elif isinstance(one, list):
             waiting += one
-
-
-def _unquoted(key: str) -> str:
-    return unquote(key).replace("~1", "/").replace("~0", "~")
 
 
 def _values(maps: Iterable[dict[str, Any]]) -> list[Any]:

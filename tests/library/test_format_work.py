@@ -5,6 +5,7 @@ twice as long; a grammar of 7 regexes took 22 s and 800 MiB of the target's pass
 """
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -62,6 +63,9 @@ def check_schema(*schemas: Any) -> None:
         {"patternProperties": {"a.{0,200}b": True, "b.{0,200}a": True}},
         {**pattern(0), "pattern": "a.{0,400}b", "enum": ["word"] * 5000},
         {"anyOf": [{"allOf": [pattern(2 * one), pattern(2 * one + 1)]} for one in range(30)]},
+        {"$ref": "#/$defs/", "$defs": {"": meeting(30)}},
+        {"$ref": "#/%24defs%2Fa", "$defs": {"a": meeting(30)}},
+        {"$ref": "#/$defs/a/anyOf/+1", "$defs": {"a": {"anyOf": [{}, meeting(30)]}}},
     ],
     ids=lambda schema: str(schema)[:80],
 )
@@ -79,11 +83,12 @@ def test_patterns_that_are_too_large_together_are_refused(schema: Schema) -> Non
         {"allOf": [{"anyOf": [{"type": "object"}] * 8}] * 12},
         {"allOf": [{"properties": {str(one): True for one in range(1000)}}, {"anyOf": [{"type": "object"}] * 1000}]},
         {"properties": {str(one): True for one in range(1000)}, "enum": [{}] * 1000},
+        {"allOf": [1] * 6000 + [{"anyOf": [1] * 13000}]},
     ],
     ids=lambda schema: str(schema)[:80],
 )
 def test_a_schema_that_is_too_large_written_out_is_refused(schema: Schema) -> None:
-    with pytest.raises(InvalidRequest, match=f"over {MAX_PARTS} subschemas"):
+    with pytest.raises(InvalidRequest, match=f"over {MAX_PARTS} parts"):
         GRAMMARS.check(ResponseFormat(json_schema=json.dumps(schema)))
 
 
@@ -101,6 +106,9 @@ def test_a_schema_that_is_too_large_written_out_is_refused(schema: Schema) -> No
         "start: %lark {\nstart: A\nA: " + conjoined(10) + "\n}",
         "start: A\nA: /x/ // no comment ends here\n | " + conjoined(10),
         'start: A\nA: "/" (' + conjoined(10) + ') "/"',
+        r"start: A" + "\n" + r"A: /[^0]*[ab0](.{30})?{100}/ & /[^1]*[ab1](.{30})?{100}/",
+        r"start: A" + "\n" + r"A: /[^0]*[ab0]\w{40}/ & /[^1]*[ab1]\p{L}{40}/",
+        "start: A\nA: /(?x)[^0]*[ab0].{#\n400}/ & /(?x)[^1]*[ab1].{#\n400}/",
         'start: A\nA: %regex {"substring_chars": "' + "ab" * 400 + '"} & /(b{99}){9}/',
     ],
 )
@@ -128,12 +136,27 @@ def test_terminals_that_name_each_other_too_deep_are_refused_only_beside_operato
         {"type": "string", "pattern": "^[a-z0-9.]{1,64}@example[.]com$", "format": "email"},
         {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"properties": {"a": {"$ref": "#"}}}}},
         {"$ref": "#/$defs/a"}
-        | {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/b"}, {"properties": {"c": {"items": {"$ref": "#/$defs/a"}}}}]}}}
-        | {"$defs": {"b": {"properties": {"id": {"type": "string", "format": "uuid"}}}}},
+        | {
+            "$defs": {
+                "a": {"allOf": [{"$ref": "#/$defs/b"}, {"properties": {"c": {"items": {"$ref": "#/$defs/a"}}}}]},
+                "b": {"properties": {"id": {"type": "string", "format": "uuid"}}},
+            }
+        },
         {"allOf": [{"properties": {f"{base}{one}": pattern(one) for one in range(40)}} for base in "abcdef"]},
         {"enum": [f"word {one}" for one in range(3000)]},
         {"properties": {"id": {"type": "string"}}, "default": {"id": "x"}, "allOf": [{"$ref": "#/$defs/a"}]}
         | {"$defs": {"a": {"properties": {"b": {"type": "null"}}}}},
+        {"type": "object", "$ref": "#/$defs/a"}
+        | {
+            "$defs": {
+                "a": {"anyOf": [{"properties": {"b": pattern(1)}}, {"$ref": "#/$defs/c"}]},
+                "c": {"anyOf": [{}, {}]},
+            }
+        },
+        {"properties": {f"url{one}": {"format": "uri", "pattern": f"^https://{one}.example.com/"} for one in range(9)}},
+        {"$ref": "#/$defs/a", "minLength": 3, "default": {"$id": "x", "$ref": "y"}}
+        | {"$defs": {"a": {"type": "string"}, "b": {"$anchor": "b"}}},
+        {"oneOf": [{"const": f"word {one}"} for one in range(2000)]},
     ],
     ids=lambda schema: str(schema)[:80],
 )
@@ -143,11 +166,13 @@ def test_schemas_of_use_are_far_from_the_bounds(schema: Schema) -> None:
 
 def test_grammars_of_use_are_far_from_the_bounds() -> None:
     check_grammar('start: NAME "=" /[0-9]{1,9}/\nNAME: /[a-z_]{1,64}/ & ~/if|else|while|for|return/')
+    words = "|".join(f"KEYWORD{one}" for one in range(90))
+    check_grammar(f"start: NAME\nNAME: /[a-z_][a-z0-9_]{{0,62}}/ & ~/{words}/")
     check_grammar('start: "&" "~" /a&b~c/ // & ~\n' + "x: /(a{100}){100}/")
 
 
 def test_formats_at_the_bound_are_followed() -> None:
-    halves = [f"/[^{one}]*[ab{one}].{{135}}/" for one in range(2)]
+    halves = [f"/[^{one}]*[ab{one}].{{138}}/" for one in range(2)]
     grammar = f"start: A\nA: {' & '.join(halves)}"
     sizes = [regex_size(one[1:-1]) for one in halves]
     assert 0.95 * MAX_MEETING < sizes[0] * sizes[1] < MAX_MEETING
@@ -169,15 +194,39 @@ def test_names_that_are_no_places_meet_nothing() -> None:
     """What `$anchor` and `$id` name is not looked up, so what would be written out is unknown."""
     named = {"$defs": {"a": {"$anchor": "x", "type": "string"}}}
     check_schema({"$ref": "#x", **named})
-    with pytest.raises(TooMuchWork, match="meets other keywords"):
-        check_schema({"$ref": "#x", "pattern": "a", **named})
+    for name in ("#x", "#/$defs/b", "#/$defs/a/", "#/" + "9" * 5000):
+        with pytest.raises(TooMuchWork, match="is no place of this schema"):
+            check_schema({"$ref": name, "pattern": "a", **named})
     with pytest.raises(TooMuchWork, match=f"over {MAX_MEETING}"):
         check_schema({"$ref": "#x", "$defs": {"a": {"$anchor": "x", **meeting(30)}}})
 
 
+@pytest.mark.parametrize("depth", range(900, 1000))
+def test_values_that_are_nested_deeply_are_refused_or_compiled(depth: int) -> None:
+    """Between the deepest that is read and the deepest that is written an error of Python's own came."""
+    for form in (
+        ResponseFormat(json_schema=f'{{"default":{"[" * depth}{"]" * depth}}}'),
+        ResponseFormat(grammar=f'start: %json {{"default":{"[" * depth}{"]" * depth}}}'),
+    ):
+        with suppress(InvalidRequest):
+            GRAMMARS.check(form)
+
+
 @pytest.mark.parametrize(
     ("regex", "size"),
-    [("abc", 3), ("a.{0,40}b", 42), ("(ab|c){3}", 12), ("((a{3}){4}b){5}", 65), (r"[^]{9}]{2}\[{3}", 5), ("a{2,}", 2)],
+    [
+        ("a.c", 3),
+        ("a.{0,40}b", 42),
+        ("(a.|c){3}", 9),
+        ("((a{3}){4}b){5}", 65),
+        (r"[^]{9}]{2}\[{3}", 5),
+        ("a{2,}", 2),
+        ("(?:ab{3}){4}", 16),
+        ("((.{25})?{25})?{25}", 25**3),
+        (r"\w{3}[a\d]", 40),
+        ("(?x)a{#\n400}", 10 * 12 * 400),
+        ("select|from|where|group by", 1),
+    ],
 )
 def test_the_size_of_a_regex_is_that_with_its_counts_written_out(regex: str, size: int) -> None:
     assert regex_size(regex) == size
