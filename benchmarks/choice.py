@@ -9,7 +9,7 @@ timed run differs from plain decoding's.
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -112,8 +112,8 @@ async def _compared(work: Work, models: Addresses, prompts: Prompts, watch: Watc
 async def _coordinator(
     work: Work, models: Addresses, draft_count: str, sources: SourceSet
 ) -> AsyncIterator[ClusterSystem]:
-    plan = plan_cluster(work.options).coordinator
-    flags = (*plan.flags, "--draft-count", draft_count, "--target", models.target, "--draft", models.draft or NO_DRAFT)
+    plan = plan_cluster(replace(work.options, draft_count=draft_count)).coordinator
+    flags = (*plan.flags, "--target", models.target, "--draft", models.draft or NO_DRAFT)
     async with running_service(plan.module, flags) as endpoint, Client(endpoint.address, shares_stream=True) as client:
         yield ClusterSystem(client, models, work.max_new_tokens, sources=sources)
 

@@ -200,33 +200,29 @@ def _grammar(form: ResponseFormat) -> str:
         return LLMatcher.grammar_from_regex(form.regex)
     if form.grammar:
         return LLMatcher.grammar_from_lark(_checked_grammar(form.grammar))
-    return LLMatcher.grammar_from_json_schema(_checked_schema(form.json_schema))
+    return LLMatcher.grammar_from_json_schema(_checked_schema(form.json_schema, [], SchemaWork()))
 
 
 def _checked_grammar(text: str) -> str:
     """Return a grammar whose schemas are checked as others are, each written anew where it stands."""
     before, *parts = text.split(_SCHEMA)
-    written, schemas = [before], []
+    written, divisors, work = [before], list[int](), SchemaWork()
     for part in parts:
         part = part.lstrip()
         try:
             _, end = json.JSONDecoder().raw_decode(part)
         except RecursionError as error:
             raise _refusal("grammar has a schema that is nested too deeply") from error
-        schemas.append(part[:end])
-        written += [_SCHEMA, " ", _checked_schema(part[:end]), part[end:]]
-    if schemas:
-        _checked_schema(f"[{', '.join(schemas)}]", count=len(schemas))  # their work adds up
+        written += [_SCHEMA, " ", _checked_schema(part[:end], divisors, work), part[end:]]
     check_grammar(grammar := "".join(written))
     return grammar
 
 
-def _checked_schema(text: str, count: int = 1) -> str:
-    """Return the text of a schema, or of a list of that many.
+def _checked_schema(text: str, divisors: list[int], work: SchemaWork) -> str:
+    """Return a schema's text. It is written anew: the library puts it into a larger text, where it could end early.
 
-    It is written anew: the library puts it into a larger text, where it could end early.
+    Digits of its `multipleOf` are added to `divisors`, and what else it takes to `work`: those of a format add up.
     """
-    divisors: list[int] = []
 
     def note(one: dict[str, Any]) -> dict[str, Any]:
         if isinstance(divisor := one.get("multipleOf"), int | float):
@@ -240,9 +236,7 @@ def _checked_schema(text: str, count: int = 1) -> str:
         raise _refusal("json_schema is nested too deeply") from error
     if sum(divisors) > MAX_DIVISORS:
         raise _refusal(f"the digits of all multipleOf come to {sum(divisors)}; {MAX_DIVISORS} are taken at most")
-    work = SchemaWork()
-    for one in schema if count > 1 else [schema]:
-        work.add(one)
+    work.add(schema)
     return written
 
 

@@ -24,8 +24,10 @@ _ANNOTATIONS = {"$anchor", "$comment", "$defs", "$id", "$schema", "contentEncodi
 _ANNOTATIONS |= {"definitions", "description", "examples", "id", "readOnly", "title", "writeOnly", "x-guidance"}
 
 _NOT_OWN = _IN_PLACE | _ANNOTATIONS
-_VALUES = ("const", "default", "enum", "examples")
-"""What holds values, in which nothing is a schema."""
+_VALUES = {"const", "default", "enum", "examples"}
+"""Keywords that hold values, in which nothing is a schema."""
+_MAPS = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+"""Keywords that hold schemas by name, and a name may be that of any keyword."""
 
 _Schema = dict[str, Any]
 _Sizes = dict[tuple[str, str], int]
@@ -146,14 +148,14 @@ class SchemaWork:
 
 
 def _at(root: Any, keys: Iterable[str]) -> list[Any]:
-    """Return what stands at a place, alone in a list; empty where there is no such place."""
-    found = root
+    """Return the schema that stands at a place, alone in a list; empty where there is no such place, or a value."""
+    found, is_map = root, False
     for key in keys:
         key = key.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and re.fullmatch(r"\+?[0-9]{1,9}", key) and int(key) < len(found):
-            found = found[int(key)]
-        elif isinstance(found, dict) and key in found:
-            found = found[key]
+            found, is_map = found[int(key)], False
+        elif isinstance(found, dict) and key in found and (is_map or key not in _VALUES):
+            found, is_map = found[key], not is_map and key in _MAPS
         else:
             return []
     return [found]
@@ -199,15 +201,18 @@ def _has_ids(schema: Any) -> bool:
     return any(isinstance(one.get(key), str) for one in inner for key in ("$id", *(["id"] if is_old else [])))
 
 
-def _objects(value: Any) -> Iterator[_Schema]:
-    waiting = [value]
+def _objects(schema: Any) -> Iterator[_Schema]:
+    """Yield a schema and all that stand in it, those of keywords that are not known too."""
+    waiting = [(schema, False)]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            yield one
-            waiting += (value for key, value in one.items() if key not in _VALUES)
-        elif isinstance(one, list):
-            waiting += one
+        one, is_map = waiting.pop()
+        if isinstance(one, list):
+            waiting += [(value, False) for value in one]
+        elif isinstance(one, dict):
+            if not is_map:
+                yield one
+            inner = ((key, value) for key, value in one.items() if is_map or key not in _VALUES)
+            waiting += [(value, not is_map and key in _MAPS) for key, value in inner]
 
 
 def _values(maps: Iterable[dict[str, Any]]) -> list[Any]:

@@ -201,6 +201,19 @@ def test_names_that_are_no_places_meet_nothing() -> None:
         check_schema({"$ref": "#x", "$defs": {"a": {"$anchor": "x", **meeting(30)}}})
 
 
+def test_a_property_may_be_called_as_a_keyword_is() -> None:
+    """What stood in properties called `default` or `enum` was taken for values, in which nothing is a schema."""
+    anchored = {"$defs": {"a": {"$anchor": "x", **meeting(30)}}}
+    with pytest.raises(TooMuchWork, match=f"over {MAX_MEETING}"):
+        check_schema({"properties": {"default": {"$ref": "#x"}}, **anchored})
+    own = {"$id": "http://x/", "$ref": "#/$defs/a", "pattern": "a", "$defs": {"a": meeting(30)}}
+    with pytest.raises(TooMuchWork, match="is no place of this schema"):
+        check_schema({"properties": {"enum": own}, "$defs": {"a": True}})
+    with pytest.raises(TooMuchWork, match="is no place of this schema"):
+        check_schema({"$ref": "#/default", "default": own})
+    check_schema({"$ref": "#/properties/default", "properties": {"default": {"type": "string"}}})
+
+
 def test_values_that_are_nested_deeply_are_refused_or_compiled() -> None:
     """Between the deepest that is read and the deepest that is written an error of Python's own came."""
     for depth in range(900, 1000):
