@@ -4,18 +4,29 @@ It owns what a proposal is; `preparing` owns what is made between calls, and the
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from draft_service.preparing import Preparing, Taken
+from draft_service.preparing import RANKED_COUNT, Preparing, Taken
 from paceline.checks import MAX_PREPARED_COUNT, MAX_PROPOSED_COUNT, check_row
 from paceline.engine.calls import Call
 from paceline.engine.interfaces import let_go
 from paceline.engine.placing import PackedRow
+from paceline.engine.row_choice import RankedToken
 from paceline.engine.rules import rule_of
 from paceline.engine.runner import Runner
 from paceline.engine.steps import StepOutcome, StepRow, Steps
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.scope import Caller
 from paceline.types import Prefilled, Proposal, ProposeRow
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What the steps of a row made."""
+
+    outcome: StepOutcome
+    ranked: Sequence[Sequence[RankedToken]] = ()
+    """The likeliest tokens of each step, where the steps say them."""
 
 
 class Drafter:
@@ -37,22 +48,30 @@ class Drafter:
         taken = [self.preparing.take(row) for row in rows]
         lacking = [_step_row(row, one) for row, one in zip(rows, taken, strict=True) if _lacks(row, one)]
         try:
-            made = iter(self._steps.run(lacking))
+            made = iter(self._made(lacking, is_ranked=any(row.prepare_count for row in rows)))
         except BaseException:
             for row in rows:  # its sequence was cut
                 self.preparing.end(row.sequence_id)
             raise
-        outcomes = [next(made) if _lacks(row, one) else [] for row, one in zip(rows, taken, strict=True)]
+        outcomes = [next(made) if _lacks(row, one) else _Made([]) for row, one in zip(rows, taken, strict=True)]
         return ruled.results(list(map(self._answer, rows, ruled.names, outcomes, taken)))
 
     def propose(self, rows: Sequence[ProposeRow], scope: str = "") -> list[Proposal | PacelineError]:
         """Return the results of a single call."""
         return self.propose_calls([Call(rows, Caller(scope=scope))])[0]
 
-    def _answer(
-        self, row: ProposeRow, name: str, outcome: StepOutcome, taken: Taken | None
-    ) -> Proposal | PacelineError:
+    def _made(self, rows: Sequence[StepRow], *, is_ranked: bool) -> list[_Made]:
+        """Make the steps, and have them ranked where that takes no further passes."""
+        if not is_ranked or not all(map(self._steps.can_rank, rows)):
+            return [*map(_Made, self._steps.run(rows))]
+        return [
+            _Made(one) if isinstance(one, PacelineError) else _Made([place[0].token_id for place in one], one)
+            for one in self._steps.ranked(rows, RANKED_COUNT)
+        ]
+
+    def _answer(self, row: ProposeRow, name: str, made: _Made, taken: Taken | None) -> Proposal | PacelineError:
         """Return the row's proposal: what was prepared, and what the steps after it made."""
+        outcome = made.outcome
         if isinstance(outcome, PacelineError | Prefilled):
             self.preparing.end(row.sequence_id)
             if isinstance(outcome, Prefilled):
@@ -61,7 +80,7 @@ class Drafter:
                 let_go(self.runner.cache, row.sequence_id, row.base_length)
             return outcome
         drafts = (*taken.draft_token_ids, *outcome) if taken else tuple(outcome)
-        self.preparing.follow(row, name, drafts, taken)
+        self.preparing.follow(row, name, drafts, taken, made.ranked)
         # The last draft token is not cached.
         return Proposal(drafts, row.base_length + len(row.token_ids) + len(drafts) - 1, taken is not None)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from paceline.engine.sampling import RankedToken
+from paceline.engine.row_choice import RankedToken
 from paceline.prefix_hash import extended_hash
 
 LEAST_CHANCE = 0.002
@@ -85,6 +85,11 @@ class OutcomeTree:
         is_done = not self._guesses or self._size >= self.limit
         return 0.0 if is_done else -self._guesses[0][0]
 
+    @property
+    def room(self) -> int:
+        """How many places it may still get."""
+        return self.limit - self._size
+
     def pop(self) -> Guess:
         """Take out the likeliest guess."""
         return heapq.heappop(self._guesses)[2]
@@ -133,7 +138,10 @@ class OutcomeTree:
         for rank, token in enumerate(place.ranked):
             chance = place.chance * self._share(place, rank)
             # Chances change with the root alone, and then all guesses are made anew.
-            if chance >= LEAST_CHANCE and token.token_id not in place.children:
+            if chance < LEAST_CHANCE:
+                if rank:
+                    return  # those after it are as unlikely
+            elif token.token_id not in place.children:
                 self.push(Guess(place, token.token_id, chance))
 
     def _child(self, parent: Place, token_id: int, branch_id: str, ranked: Sequence[RankedToken]) -> Place:

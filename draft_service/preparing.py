@@ -1,9 +1,9 @@
 """Drafts that are prepared: computed between calls, after outcomes that are likely to come (SSD, arXiv 2603.03251).
 
 After a row is answered, its sequence has a tree of outcomes (`outcome_tree`), and each `work` computes the likeliest
-guesses of all trees in one pass. The noise of a choice depends on seed, position and token alone, so what is chosen
-after a guess is what a later row would be given. A row that comes to a computed place is a hit: its sequence adopts
-what the branch there has cached.
+guesses of all trees in one pass, and the draft's choices after them where passes make steps at once. The noise of a
+choice depends on seed, position and token alone, so what is chosen after a guess is what a later row would be given. A
+row that comes to a computed place is a hit: its sequence adopts what the branch there has cached.
 
 Owns the trees and their branches in the cache. A tree lives until its sequence is released, cut, or goes another way.
 Knows nothing of calls. All of it runs in the model's thread.
@@ -20,9 +20,11 @@ from draft_service.outcome_tree import Guess, MissRatio, OutcomeTree, Place, dra
 from paceline.checks import MAX_SEQUENCE_ID_LENGTH
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.placing import PackedRow
+from paceline.engine.row_choice import RankedToken
 from paceline.engine.rules import rule_of
-from paceline.engine.runner import Runner
-from paceline.engine.sampling import Choosing, RankedToken
+from paceline.engine.runner import Outcome, Runner
+from paceline.engine.sampling import Choosing
+from paceline.engine.steps import StepRow, Steps
 from paceline.errors import CacheFull
 from paceline.prefix_hash import PrefixHash, extended_hash
 from paceline.scope import Caller
@@ -32,6 +34,8 @@ RANKED_COUNT = 8
 """Tokens that the target may choose at a place."""
 PASS_ROWS = 5
 """Guesses of one pass, or one for each caller where these are more: a call that comes meanwhile hardly waits."""
+STEP_COUNT = 3
+"""Tokens of a guess and of the draft's choices after it that are computed at once, where passes can make steps."""
 _BRANCH = "branch".ljust(2 * MAX_SEQUENCE_ID_LENGTH, "-")
 """Before the numbers of branches: longer than any id that a caller can give, with its scope."""
 
@@ -57,7 +61,9 @@ class _Prepared:
     length: int
     """Its committed tokens, which the cached sequence begins with."""
     drafts: tuple[int, ...]
-    """Its drafts when it was answered last: the first to be computed."""
+    """Its drafts when it was answered last: the first places of its tree."""
+    ranked: Sequence[Sequence[RankedToken]]
+    """What might have been chosen in place of each of them; nothing where the steps did not say."""
     hash: int
     tree: OutcomeTree
     branch_ids: set[str]
@@ -70,7 +76,7 @@ class _Prepared:
         return self.tree.best_chance if self.tree.root else 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Job:
     """Tokens that a pass computes on a branch."""
 
@@ -78,11 +84,18 @@ class _Job:
     guess: Guess | None
     """None: they are the sequence's last committed token and its drafts."""
     row: PackedRow
+    steps: StepRow | None = None
+    """The row with what is computed after it: each place after the draft's choice at the one before. None: no more."""
+
+
+_Places = list[list[RankedToken]]
+"""Ranked tokens after each token of a job."""
 
 
 class Preparing:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self._steps = Steps(runner)
         # The dense layout has no branches: a copy of a sequence would be one of all its tokens.
         self._pool = runner.cache if isinstance(runner.cache, KvPool) else None
         self._prepared: dict[str, _Prepared] = {}
@@ -118,10 +131,18 @@ class Preparing:
         known = owner.length - start
         return tokens[known:] if tokens[:known] == tuple(held[start : owner.length]) else None
 
-    def follow(self, row: ProposeRow, name: str, drafts: tuple[int, ...], taken: Taken | None) -> None:
+    def follow(
+        self,
+        row: ProposeRow,
+        name: str,
+        drafts: tuple[int, ...],
+        taken: Taken | None,
+        ranked: Sequence[Sequence[RankedToken]] = (),
+    ) -> None:
         """Prepare what may come after a row that was answered with `drafts`; `name` is its caller's id for it.
 
-        What was prepared for it before and did not come is dropped.
+        `ranked` is what might have been chosen in place of each draft, where that is known. What was prepared for the
+        row before and did not come is dropped.
         """
         owner = self._prepared.get(row.sequence_id)
         is_cached = self._runner.cache.length(row.sequence_id) > 0  # an older row may have taken its cache
@@ -143,6 +164,7 @@ class Preparing:
             rule_of(row),
             length,
             drafts[: self._most_length - length],
+            ranked,
             extended_hash(base_hash, row.token_ids),
             OutcomeTree(row.prepare_count, self._misses[rule_of(row).sampling.temperature > 0]),
             set(),
@@ -159,20 +181,28 @@ class Preparing:
         jobs = self._jobs()
         if not jobs:
             return None
-        outcomes = self._runner.forward([job.row for job in jobs])
-        made = [
-            (job, self._choosing(job, outcome))
-            for job, outcome in zip(jobs, outcomes, strict=True)
-            if isinstance(outcome, torch.Tensor)
-        ]
-        for job, outcome in zip(jobs, outcomes, strict=True):
+        outcomes = self._computed(jobs)
+        for job, outcome in outcomes:
             # Room that was made for one job may have ended what is prepared for another.
             if isinstance(outcome, CacheFull) and self._lives(job.owner) and self._make_room(job.owner):
                 _take_back(job)
-        tokens = self._runner.ranked([choosing for _, choosing in made], RANKED_COUNT) if made else []
-        living = [(job, places) for (job, _), places in zip(made, tokens, strict=True) if self._lives(job.owner)]
+        living = [(job, one) for job, one in outcomes if isinstance(one, list) and self._lives(job.owner)]
         found = [(job.owner.sequence_id, _grown(job, places)) for job, places in living]
         return [(sequence_id, drafts) for sequence_id, drafts in found if drafts]
+
+    def _computed(self, jobs: Sequence[_Job]) -> list[tuple[_Job, _Places | Outcome]]:
+        """Return the jobs with what they found, or why they could not run: by steps at once those that can be."""
+        stepping = {job: job.steps for job in jobs if job.steps}
+        passing = [job for job in jobs if not job.steps]
+        stepped = self._steps.ranked([*stepping.values()], RANKED_COUNT)
+        return [*zip(stepping, stepped, strict=True), *zip(passing, self._passed(passing), strict=True)]
+
+    def _passed(self, jobs: Sequence[_Job]) -> list[_Places | Outcome]:
+        outcomes = self._runner.forward([job.row for job in jobs]) if jobs else []
+        made = {index: one for index, one in enumerate(outcomes) if isinstance(one, torch.Tensor)}
+        choosing = [self._choosing(jobs[index], logits) for index, logits in made.items()]
+        places = dict(zip(made, self._runner.ranked(choosing, RANKED_COUNT) if made else [], strict=True))
+        return [places.get(index, outcome) for index, outcome in enumerate(outcomes)]
 
     def _lives(self, owner: _Prepared) -> bool:
         return self._prepared.get(owner.sequence_id) is owner
@@ -216,7 +246,9 @@ class Preparing:
     def _job(self, owner: _Prepared, growing: set[str]) -> _Job | None:
         """Return the next job of a sequence; None if no guess is left. The branches `growing` are in use by others."""
         if owner.tree.root is None:
-            return self._first_job(owner)
+            if not owner.ranked:
+                return self._first_job(owner)
+            self._begin(owner)
         while owner.tree.best_chance:
             guess = owner.tree.pop()
             parent = guess.parent
@@ -230,11 +262,27 @@ class Preparing:
                 except CacheFull:
                     owner.tree.push(guess)
                     raise
-            return _Job(owner, guess, PackedRow(branch_id, parent.length, (guess.token_id,)))
+            return self._guess_job(owner, guess, branch_id)
         return None
 
+    def _guess_job(self, owner: _Prepared, guess: Guess, branch_id: str) -> _Job:
+        length = guess.parent.length
+        row = PackedRow(branch_id, length, (guess.token_id,))
+        most = min(STEP_COUNT, self._most_length - length, owner.tree.room // PASS_ROWS)
+        steps = StepRow(row, owner.rule, max(1, most))
+        return _Job(owner, guess, row, steps if self._steps.can_rank(steps) else None)
+
+    def _begin(self, owner: _Prepared) -> None:
+        """Grow the tree of a sequence whose drafts were ranked when they were chosen; all but the last are cached."""
+        first, *others = owner.ranked
+        known = others[: len(owner.drafts)]
+        branch_id = self._fork(owner, owner.sequence_id, owner.length + len(known))
+        root = Place(owner.length, owner.hash, branch_id, first, 1.0)
+        owner.tree.move_root(root)
+        owner.tree.grow(root, owner.drafts[: len(known)], branch_id, known)
+
     def _first_job(self, owner: _Prepared) -> _Job:
-        """Return the job that computes the drafts again, all at once: steps say nothing of the runners-up."""
+        """Return the job that computes the drafts again, all at once: the steps said nothing of the runners-up."""
         base_length = owner.length - 1
         last = self._runner.cache.token_ids(owner.sequence_id)[base_length]
         branch_id = self._fork(owner, owner.sequence_id, base_length)
@@ -286,15 +334,17 @@ def _take_back(job: _Job) -> None:
 
 
 def _grown(job: _Job, ranked_tokens: Sequence[Sequence[RankedToken]]) -> PreparedDrafts | None:
-    """Take a job's ranked tokens into its tree; return the draft after the last new place, if there is one."""
+    """Take a job's ranked tokens into its tree; return the drafts after the guess, or after the drafts told before."""
     owner, tree, row = job.owner, job.owner.tree, job.row
     if job.guess:
-        place = tree.grow(job.guess.parent, row.token_ids, row.sequence_id, ranked_tokens)
+        ranked_tokens = ranked_tokens or [[]]  # no token can be chosen after the guess
+        chosen = [place[0].token_id for place in ranked_tokens[:-1]]
+        tree.grow(job.guess.parent, (*row.token_ids, *chosen), row.sequence_id, ranked_tokens)
+        place = job.guess.parent.children[job.guess.token_id]
     else:
         assert tree.root
         tree.root.ranked = ranked_tokens[0]
         tree.move_root(tree.root)
         place = tree.grow(tree.root, owner.drafts, row.sequence_id, ranked_tokens[1:])
-    if not place.ranked:
-        return None
-    return PreparedDrafts(owner.name, place.length, place.hash, (place.ranked[0].token_id,))
+    drafts, _ = drafts_after(place, len(ranked_tokens))
+    return PreparedDrafts(owner.name, place.length, place.hash, drafts) if drafts else None

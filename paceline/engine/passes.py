@@ -11,6 +11,7 @@ from paceline.engine.interfaces import Attention, KvCache, Span
 from paceline.engine.model.decoder import FeatureDecoder
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.taps import Taps
+from paceline.engine.row_choice import RankedToken
 from paceline.engine.threads import kernels_alone, pass_threads
 from paceline.engine.transfer import to_device
 from paceline.types import ChoiceRule
@@ -87,6 +88,17 @@ class StepPasses(Protocol):
 
         The cache must have room for all of a piece's choices but the last, and holds their keys and values afterwards.
         """
+        ...
+
+
+@runtime_checkable
+class RankedStepPasses(StepPasses, Protocol):
+    """Passes whose steps can also say what else might have been chosen."""
+
+    def ranked_steps(
+        self, pieces: Sequence[Piece], rules: Sequence[ChoiceRule], counts: Sequence[int], ranked_count: int
+    ) -> list[list[list[RankedToken]]]:
+        """Make steps as `steps` does; return the `ranked_count` likeliest tokens at each place, the choice first."""
         ...
 
 

@@ -6,7 +6,7 @@ It knows which rules kernels can follow, and not how; `sampling` has the rule it
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -81,13 +81,19 @@ class Chooser(Protocol):
         ...
 
 
+class RankedToken(NamedTuple):
+    token_id: int
+    probability: float
+    """Of being the choice of a model like this one, which draws the same noise: an estimate from the scores."""
+
+
 class Ranker(Protocol):
     """Finds what may be chosen after many rows, by rules of which `is_plain` holds."""
 
     def rank(
         self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int], count: int
-    ) -> list[list[tuple[int, float]]]:
-        """Return for each row the tokens and estimates of `sampling.ranked`; the rest is as with a `Chooser`."""
+    ) -> list[list[RankedToken]]:
+        """Return for each row the tokens of `sampling.ranked`; the rest is as with a `Chooser`."""
         ...
 
 

@@ -36,8 +36,9 @@ from paceline.engine.owners import Owners
 from paceline.engine.passes import FastPasses, Features, Piece, StrictPasses
 from paceline.engine.placing import PackedRow, Placing
 from paceline.engine.room import CacheRoom
+from paceline.engine.row_choice import RankedToken
 from paceline.engine.rules import SequenceRules
-from paceline.engine.sampling import Choice, Choosing, RankedToken, choose, ranked
+from paceline.engine.sampling import Choice, Choosing, choose, ranked
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError, as_result
 from paceline.scope import RowT
 from paceline.types import ChoiceRule, ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength

@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 
 from paceline.engine.noise import gumbel, gumbel_at, signed64, stream_starts
-from paceline.engine.row_choice import NO_TOKEN, Chooser, Ranker, is_by_logits, is_plain
+from paceline.engine.row_choice import NO_TOKEN, Chooser, RankedToken, Ranker, is_by_logits, is_plain
 from paceline.engine.threads import choice_threads
 from paceline.errors import InvalidRequest, NoChoice, PacelineError
 from paceline.planning.memory import choice_places
@@ -181,13 +181,6 @@ def _token_logprobs(logits: torch.Tensor, chosen: Sequence[int], top_count: int)
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class RankedToken:
-    token_id: int
-    probability: float
-    """Of being the choice of a model like this one, which draws the same noise: an estimate from the scores."""
-
-
 def ranked(sequences: Sequence[Choosing], count: int, ranker: Ranker | None = None) -> list[list[list[RankedToken]]]:
     """Return for each sequence the `count` tokens with the highest scores at each of its T places, the choice first.
 
@@ -199,16 +192,15 @@ def ranked(sequences: Sequence[Choosing], count: int, ranker: Ranker | None = No
     with choice_threads(max(one.logits.numel() for one in sequences)):
         for indices in _few_at_once(plain, sequences):
             together = [sequences[index] for index in indices]
-            made = _rank_together(together, count, ranker) if ranker else _ranked(*_plain_scores(together), count)
+            made = (
+                ranker.rank([one.logits for one in together], *_rows(together), count)
+                if ranker
+                else _ranked(*_plain_scores(together), count)
+            )
             found |= zip(indices, _parted(made, together), strict=True)
         for index in set(range(len(sequences))).difference(plain):
             found[index] = _ranked(*_scores(sequences[index]), count)
     return [found[index] for index in range(len(sequences))]
-
-
-def _rank_together(sequences: Sequence[Choosing], count: int, ranker: Ranker) -> list[list[RankedToken]]:
-    places = ranker.rank([one.logits for one in sequences], *_rows(sequences), count)
-    return [[RankedToken(*pair) for pair in place] for place in places]
 
 
 def _few_at_once(indices: Sequence[int], sequences: Sequence[Choosing]) -> Iterator[list[int]]:

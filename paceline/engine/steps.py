@@ -3,16 +3,19 @@
 It owns the order of the steps. It knows nothing of why they are made.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, TypeVar
 
 from torch import Tensor
 
 from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.interfaces import let_go
-from paceline.engine.passes import Piece, StepPasses
+from paceline.engine.passes import Piece, RankedStepPasses, StepPasses
 from paceline.engine.placing import PackedRow
+from paceline.engine.row_choice import RankedToken
 from paceline.engine.runner import PassSize, Runner, ScoredPart
 from paceline.errors import PacelineError, as_result
 from paceline.types import ChoiceRule, Prefilled
@@ -32,6 +35,18 @@ class StepRow:
 
 StepOutcome = list[int] | Prefilled | PacelineError
 """The tokens chosen, fewer if one could not be; how far a long row got; or why the row could not run."""
+RankedOutcome = list[list[RankedToken]] | PacelineError
+"""The likeliest tokens of each step, the one chosen first; or why the row could not run."""
+PlaceT = TypeVar("PlaceT")
+
+
+@dataclass(frozen=True, slots=True)
+class _Making(Generic[PlaceT]):
+    """How steps are made at once."""
+
+    make: Callable[[Sequence[Piece], Sequence[ChoiceRule], Sequence[int]], list[list[PlaceT]]]
+    token_id: Callable[[PlaceT], int]
+    """What was chosen at a place."""
 
 
 class Steps:
@@ -39,6 +54,7 @@ class Steps:
         self._runner = runner
         passes: object = runner.passes
         self._at_once = passes if isinstance(passes, StepPasses) else None
+        self._ranking = passes if isinstance(passes, RankedStepPasses) else None
 
     def run(self, rows: Sequence[StepRow]) -> list[StepOutcome]:
         """Run the rows and return their outcomes. All chosen tokens but the last are cached afterwards.
@@ -47,13 +63,28 @@ class Steps:
         """
         at_once = {index: row for index, row in enumerate(rows) if self.can_run_at_once(row)}
         apart = {index: row for index, row in enumerate(rows) if index not in at_once}
-        outcomes = self._in_parts(at_once) | self._one_by_one(apart)
+        outcomes: dict[int, StepOutcome] = self._one_by_one(apart)
+        if self._at_once and at_once:
+            outcomes |= self._in_parts(at_once, self._at_once, _Making(self._at_once.steps, int))
         return [outcomes[index] for index in range(len(rows))]
 
     def can_run_at_once(self, one: StepRow) -> bool:
         passes, row = self._at_once, one.row
         can_step = passes is not None and passes.can_step(len(row.token_ids), one.rule)
         return can_step and not row.following_count
+
+    def can_rank(self, one: StepRow) -> bool:
+        """Return whether `ranked` can run the row."""
+        return self._ranking is not None and self.can_run_at_once(one)
+
+    def ranked(self, rows: Sequence[StepRow], ranked_count: int) -> list[RankedOutcome]:
+        """Run rows of which `can_rank` holds; return what might be chosen at each step, the choice first."""
+        if not rows:
+            return []
+        assert self._ranking
+        making = _Making(partial(self._ranking.ranked_steps, ranked_count=ranked_count), _first_token)
+        outcomes = self._in_parts(dict(enumerate(rows)), self._ranking, making)
+        return [outcomes[index] for index in range(len(rows))]
 
     def _one_by_one(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
         chosen: dict[int, list[int]] = {index: [] for index in rows}
@@ -87,35 +118,37 @@ class Steps:
         choices = (choice if isinstance(choice, int) else None for (choice,) in runner.choose(choosing))
         return [next(choices) if isinstance(outcome, Tensor) else outcome for outcome in outcomes]
 
-    def _in_parts(self, rows: Mapping[int, StepRow]) -> dict[int, StepOutcome]:
-        passes, indices, outcomes = self._at_once, list(rows), dict[int, StepOutcome]()
-        if not passes or not rows:
-            return outcomes
+    def _in_parts(
+        self, rows: Mapping[int, StepRow], passes: StepPasses, making: _Making[PlaceT]
+    ) -> dict[int, list[PlaceT] | PacelineError]:
+        indices, outcomes = list(rows), dict[int, list[PlaceT] | PacelineError]()
         longest = max(len(one.row.token_ids) for one in rows.values())
         size = min(passes.most_rows(longest), self._runner.most_logits)
         for start in range(0, len(indices), size):
-            outcomes |= self._all_at_once({index: rows[index] for index in indices[start : start + size]}, passes)
+            outcomes |= self._all_at_once({index: rows[index] for index in indices[start : start + size]}, making)
         return outcomes
 
-    def _all_at_once(self, rows: Mapping[int, StepRow], passes: StepPasses) -> dict[int, StepOutcome]:
+    def _all_at_once(
+        self, rows: Mapping[int, StepRow], making: _Making[PlaceT]
+    ) -> dict[int, list[PlaceT] | PacelineError]:
         """Run rows that share as many passes as the largest count."""
         placed: dict[int, Piece | PacelineError] = {}
         for index in sorted(rows, key=lambda one: self._runner.owners.age_order(rows[one].row.sequence_id)):
             held = {piece.sequence_id for piece in placed.values() if isinstance(piece, Piece)}
             placed[index] = self._placed(rows[index], held)
         pieces = {index: piece for index, piece in placed.items() if isinstance(piece, Piece)}
-        made = self._made([*pieces.values()], [rows[index] for index in pieces], passes)
-        outcomes: dict[int, StepOutcome] = {i: one for i, one in placed.items() if isinstance(one, PacelineError)}
-        return outcomes | dict(zip(pieces, made, strict=True))
+        made = self._made([*pieces.values()], [rows[index] for index in pieces], making)
+        refused = {index: one for index, one in placed.items() if isinstance(one, PacelineError)}
+        return {**refused, **dict(zip(pieces, made, strict=True))}
 
     def _made(
-        self, pieces: Sequence[Piece], rows: Sequence[StepRow], passes: StepPasses
-    ) -> Sequence[list[int] | PacelineError]:
-        """Return the tokens chosen after each piece, which stands for the row."""
+        self, pieces: Sequence[Piece], rows: Sequence[StepRow], making: _Making[PlaceT]
+    ) -> Sequence[list[PlaceT] | PacelineError]:
+        """Return what was made after each piece, which stands for the row."""
         runner = self._runner
         rules, counts = [one.rule for one in rows], [one.count for one in rows]
         try:
-            made = runner.guarded(pieces, lambda: passes.steps(pieces, rules, counts))
+            made = runner.guarded(pieces, lambda: making.make(pieces, rules, counts))
         except BaseException:
             for piece in pieces:
                 let_go(runner.cache, piece.sequence_id, piece.base_length)
@@ -127,7 +160,7 @@ class Steps:
             if isinstance(outcome, PacelineError):
                 let_go(runner.cache, piece.sequence_id, piece.base_length)
             else:
-                self._settle(piece, outcome)
+                self._settle(piece, [*map(making.token_id, outcome)])
         return made
 
     def _settle(self, piece: Piece, chosen: Sequence[int]) -> None:
@@ -149,6 +182,10 @@ class Steps:
         except PacelineError as error:
             return as_result(error)
         return Piece(row.sequence_id, row.base_length, row.token_ids, 1)
+
+
+def _first_token(place: Sequence[RankedToken]) -> int:
+    return place[0].token_id
 
 
 def _next(one: StepRow, chosen: Sequence[int]) -> StepRow:

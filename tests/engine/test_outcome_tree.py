@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from draft_service.outcome_tree import LEAST_CHANCE, Guess, MissRatio, OutcomeTree, Place, drafts_after
-from paceline.engine.sampling import RankedToken
+from paceline.engine.row_choice import RankedToken
 from paceline.prefix_hash import extended_hash
 
 PREFIX = (3, 4)

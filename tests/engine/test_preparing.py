@@ -97,6 +97,17 @@ def prepare(preparing: Preparing, most_passes: int = 1000) -> list[PreparedDraft
     return found
 
 
+def choices_of(prepared: Sequence[PreparedDrafts]) -> dict[tuple[int, int], int]:
+    """Return the draft's choice after each prefix, by its length and hash."""
+    found: dict[tuple[int, int], int] = {}
+    for one in prepared:
+        length, value = one.length, one.hash
+        for token_id in one.draft_token_ids:
+            found[length, value] = token_id
+            length, value = length + 1, extended_hash(value, (token_id,))
+    return found
+
+
 Outcomes = st.lists(
     st.tuples(
         st.integers(0, 6),  # accepted
@@ -159,7 +170,7 @@ def test_what_is_prepared_says_what_a_call_would_propose(model: LoadedModel) -> 
     drafter = Drafter(Runner(model, OPTIONS))
     caller = Caller(model, drafter)
     drafts = caller.ask().draft_token_ids
-    found = {(one.length, one.hash): one.draft_token_ids[0] for one in prepare(drafter.preparing)}
+    found = choices_of(prepare(drafter.preparing))
     prefix = [*PROMPT, *drafts]
     value = extended_hash(0, prefix)
     bonus = found[len(prefix), value]

@@ -18,6 +18,7 @@ from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.programs import LogitsPass, Programs, can_read, can_record, rows_of
 from paceline.engine.model.taps import Taps
 from paceline.engine.native import Kernels, PackedWeight, PassRows, RowInputs
+from paceline.engine.row_choice import RankedToken
 from paceline.types import ChoiceRule
 
 Tapped = tuple[int, ...] | None
@@ -72,10 +73,24 @@ class NativeDecoder(CompiledDecoder):
         The first rows want the most. `is_plain` holds of the rules. Return the choices, fewer where one cannot be made.
         The cache has room for all but the last.
         """
+        begun = self._begun_steps(token_ids, attention, counts)
+        return begun.steps(len(token_ids), counts, _inputs(rules, attention))
+
+    def ranked_steps(
+        self,
+        token_ids: torch.Tensor,
+        attention: PagedAttention,
+        rules: Sequence[ChoiceRule],
+        counts: Sequence[int],
+        ranked_count: int,
+    ) -> list[list[list[RankedToken]]]:
+        """Make steps as `steps` does; return the likeliest tokens at each place, the choice first."""
+        begun = self._begun_steps(token_ids, attention, counts)
+        return begun.ranked_steps(len(token_ids), counts, _inputs(rules, attention), ranked_count)
+
+    def _begun_steps(self, token_ids: torch.Tensor, attention: PagedAttention, counts: Sequence[int]) -> "_Recorded":
         wanted = torch.tensor([span.stop - 1 for span in attention.spans])
-        begun = self._begun(token_ids, wanted, attention, [count - 1 for count in counts])
-        inputs = RowInputs(rules, [span.length for span in attention.spans])
-        return begun.steps(len(token_ids), counts, inputs)
+        return self._begun(token_ids, wanted, attention, [count - 1 for count in counts])
 
     def _begun(
         self,
@@ -95,6 +110,10 @@ class NativeDecoder(CompiledDecoder):
     def kernels(self) -> str:
         # Calls that are made at once give the same as calls that are made one by one.
         return f"{CompiledDecoder.__name__} {self.plain.way}, {self._kernels.name}"
+
+
+def _inputs(rules: Sequence[ChoiceRule], attention: PagedAttention) -> RowInputs:
+    return RowInputs(rules, [span.length for span in attention.spans])
 
 
 class _Recorded(LogitsPass):

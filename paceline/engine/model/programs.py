@@ -8,6 +8,7 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, Generic, TypeGuard, TypeVar
 
 import torch
@@ -15,9 +16,18 @@ import torch
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_layer import Layer
-from paceline.engine.native import Kernels, PackedWeight, PassRows, Program, RowInputs, check_positions, row_places
-from paceline.engine.native.structures import ChooseCall, StepsCall
-from paceline.engine.row_choice import up_to_none
+from paceline.engine.native import (
+    Kernels,
+    PackedWeight,
+    PassRows,
+    Program,
+    RankedPlaces,
+    RowInputs,
+    check_positions,
+    row_places,
+)
+from paceline.engine.native.structures import ChooseCall, RankCall, StepsCall
+from paceline.engine.row_choice import RankedToken, up_to_none
 
 CAPACITY_STEP = 32
 """Passes are recorded for multiples of so many tokens, so that slowly growing ones are not recorded each time."""
@@ -110,24 +120,39 @@ class LogitsPass(RecordedPass):
 
         The first rows want the most. There are fewer choices where one cannot be made.
         """
-        logits = self._new_logits(len(counts))  # those of the last pass alone are kept
         chosen = torch.empty((counts[0], len(counts)), dtype=torch.int64)
-        row_counts = array("q", (sum(count > step for count in counts) for step in range(counts[0])))
-        rows = row_places([logits])
-        choose = inputs.call(len(counts), self._head.column_count, rows, chosen)
-        self._run_steps(token_count, row_counts, choose)
+        self._run_steps(token_count, counts, inputs, chosen, lambda choose: RankCall(choose, 1, None))
         return [up_to_none(column[:count]) for column, count in zip(chosen.T.tolist(), counts, strict=True)]
 
-    def _run_steps(self, token_count: int, row_counts: "array[int]", choose: ChooseCall) -> None:
-        """Make a pass for each of `row_counts`, the first of `token_count` tokens.
+    def ranked_steps(
+        self, token_count: int, counts: Sequence[int], inputs: RowInputs, ranked_count: int
+    ) -> list[list[list[RankedToken]]]:
+        """Make passes as `steps` does; return the likeliest tokens at each of a row's places, the choice first."""
+        found = RankedPlaces(counts[0] * len(counts), ranked_count)
+        self._run_steps(token_count, counts, inputs, found.token_ids, found.call)
+        places = found.places()
+        return [[*takewhile(bool, places[row :: len(counts)][:count])] for row, count in enumerate(counts)]
 
-        Each reads tokens that become those which `choose` chooses after it; see `Steps` of `kernels.cpp`.
+    def _run_steps(
+        self,
+        token_count: int,
+        counts: Sequence[int],
+        inputs: RowInputs,
+        chosen: torch.Tensor,
+        ranking: Callable[[ChooseCall], RankCall],
+    ) -> None:
+        """Make as many passes as the first row wants, the first of `token_count` tokens; see `Steps` of `kernels.cpp`.
+
+        Each reads the tokens that were chosen after the one before, which are written to `chosen`.
         """
         assert self._program
-        calls = self._program.calls
+        logits = self._new_logits(len(counts))  # those of the last pass alone are kept
+        row_counts = array("q", (sum(count > step for count in counts) for step in range(counts[0])))
+        rows, calls = row_places([logits]), self._program.calls
         call = StepsCall(
             *(ctypes.addressof(calls), len(calls), token_count, len(row_counts), row_counts.buffer_info()[0]),
-            *(choose, ctypes.addressof(self.read), self.token_ids.data_ptr(), self.wanted.data_ptr()),
+            ranking(inputs.call(len(counts), self._head.column_count, rows, chosen)),
+            *(ctypes.addressof(self.read), self.token_ids.data_ptr(), self.wanted.data_ptr()),
         )
         self._kernels.steps(call, self._rows.thread_count)
 

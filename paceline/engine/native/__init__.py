@@ -4,7 +4,7 @@
 `products.py` multiplies with it. Without it torch does the same, slower.
 """
 
-from paceline.engine.native.choices import NativeChooser, RowInputs, row_places
+from paceline.engine.native.choices import NativeChooser, RankedPlaces, RowInputs, row_places
 from paceline.engine.native.kernels import HEAD_SIZES, Kernels, PassRows, check_positions, find_kernels
 from paceline.engine.native.products import PackedWeight, packed
 from paceline.engine.native.recording import Program
@@ -16,6 +16,7 @@ __all__ = [
     "PackedWeight",
     "PassRows",
     "Program",
+    "RankedPlaces",
     "RowInputs",
     "check_positions",
     "find_kernels",

@@ -8,7 +8,7 @@ import torch
 from paceline.engine.native.kernels import Kernels
 from paceline.engine.native.structures import ChooseCall, RankCall
 from paceline.engine.noise import signed64
-from paceline.engine.row_choice import is_plain
+from paceline.engine.row_choice import RankedToken, is_plain
 from paceline.types import ChoiceRule
 
 MOST_RANKED = 64
@@ -32,6 +32,24 @@ class RowInputs:
         return ChooseCall(count, size, *inputs, chosen.data_ptr())
 
 
+class RankedPlaces:
+    """Memory for the tokens that are ranked at some places, the choice first."""
+
+    def __init__(self, place_count: int, count: int) -> None:
+        assert count <= MOST_RANKED
+        self.token_ids = torch.empty((place_count, count), dtype=torch.int64)
+        self._shares = torch.zeros((place_count, count), dtype=torch.float64)
+
+    def call(self, choose: ChooseCall) -> RankCall:
+        """Return the call that ranks where `choose`, which is to write `token_ids`, would choose alone."""
+        return RankCall(choose, self.token_ids.shape[1], self._shares.data_ptr())
+
+    def places(self) -> list[list[RankedToken]]:
+        """Return what was found; nothing at a place without a choice, or that was not reached."""
+        pairs = zip(self.token_ids.tolist(), self._shares.tolist(), strict=True)
+        return [[one for one in map(RankedToken, *pair) if one.probability > 0] for pair in pairs]
+
+
 class NativeChooser:
     """`Chooser` and `Ranker`."""
 
@@ -53,17 +71,12 @@ class NativeChooser:
 
     def rank(
         self, logits: Sequence[torch.Tensor], rules: Sequence[ChoiceRule], positions: Sequence[int], count: int
-    ) -> list[list[tuple[int, float]]]:
-        assert count <= MOST_RANKED
+    ) -> list[list[RankedToken]]:
         whole = [one.float().contiguous() for one in logits]
-        tokens, shares = (torch.empty((len(rules), count), dtype=one) for one in (torch.int64, torch.float64))
+        found = RankedPlaces(len(rules), count)
         rows, inputs = row_places(whole), RowInputs(rules, positions)
-        choose = inputs.call(len(rules), whole[0].shape[1], rows, tokens)
-        self._kernels.rank(RankCall(choose, count, shares.data_ptr()))
-        return [
-            [pair for pair in zip(*row, strict=True) if pair[1] > 0]
-            for row in zip(tokens.tolist(), shares.tolist(), strict=True)
-        ]
+        self._kernels.rank(found.call(inputs.call(len(rules), whole[0].shape[1], rows, found.token_ids)))
+        return found.places()
 
 
 def row_places(tensors: Sequence[torch.Tensor]) -> "array[int]":

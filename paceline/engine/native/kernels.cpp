@@ -44,7 +44,8 @@ struct Steps {
     int64_t call_count;
     int64_t token_count, step_count;  // tokens of the first pass; passes
     const int64_t *row_counts;        // [step_count], never more than in the pass before
-    Choose choose;                    // of the first pass; `chosen` is [step_count, N]
+    Rank rank;                        // of the first pass; `chosen` and `shares` are [step_count, N, count]. Without
+                                      // `shares` choices alone are wanted, one a place
     Rows *rows;                       // as the program reads them, and so the next two: [N] each at least. Those behind
                                       // the first N are computed in the first pass, and nothing is chosen after them
     int64_t *token_ids, *wanted;
@@ -56,22 +57,30 @@ static void go_on(const Steps &of, const int64_t *chosen, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         Row &row = of.rows->rows[i];
         row = {i, 1, row.length + 1, row.page_count, 0};
+        const int64_t token = chosen[i * of.rank.count];
         // A row without a choice has failed, so any token will do for it.
-        of.token_ids[i] = chosen[i] == NO_TOKEN ? 0 : chosen[i];
+        of.token_ids[i] = token == NO_TOKEN ? 0 : token;
         of.wanted[i] = i;
-        of.choose.positions[i]++;
+        of.rank.choose.positions[i]++;
     }
 }
 
 extern "C" void paceline_steps(const void *of, int, int threads) {
     const Steps &all = *static_cast<const Steps *>(of);
-    Choose choose = all.choose;
-    for (int64_t step = 0; step < all.step_count; step++, choose.chosen += all.choose.token_count) {
+    const int64_t step_size = all.rank.choose.token_count * all.rank.count;
+    for (int64_t step = 0; step < all.step_count; step++) {
+        Rank rank = all.rank;
+        rank.choose.chosen += step * step_size;
         const int64_t count = all.row_counts[step], counts[] = {step ? count : all.token_count, count};
-        if (step) go_on(all, choose.chosen - all.choose.token_count, count);
-        choose.token_count = count;
+        if (step) go_on(all, rank.choose.chosen - step_size, count);
+        rank.choose.token_count = count;
         paceline_replay(all.calls, all.call_count, counts, threads);
-        paceline_choose(&choose, 0, threads);
+        if (!all.rank.shares) {
+            paceline_choose(&rank.choose, 0, threads);
+            continue;
+        }
+        rank.shares += step * step_size;
+        paceline_rank(&rank, 0, threads);
     }
 }
 

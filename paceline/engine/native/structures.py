@@ -87,7 +87,7 @@ class StepsCall(ctypes.Structure):
         ("calls", _pointer),
         *((name, _number) for name in ("call_count", "token_count", "step_count")),
         ("row_counts", _pointer),
-        ("choose", ChooseCall),
+        ("rank", RankCall),
         *((name, _pointer) for name in ("rows", "token_ids", "wanted")),
     )
 
