@@ -27,6 +27,13 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert page == after + 1
         self.truth[page] = 1
 
+    @rule()
+    def take_last(self) -> None:
+        free = [page for page in range(PAGE_COUNT) if not self.truth[page]]
+        assert self.pages.take_last() == max(free, default=None)
+        if free:
+            self.truth[max(free)] = 1
+
     @rule(page=st.integers(0, PAGE_COUNT - 1))
     def share(self, page: int) -> None:
         if self.truth[page]:

@@ -115,7 +115,7 @@ class KvPool:
             self._pages.share(page)
             branch.pages.append(page)
         if length % size:
-            branch.pages.append(self._take(None))
+            branch.pages.append(self._take_apart())
             self._copy(source, branch, whole_count * size, length)
         self._sequences[branch_id] = branch
         self._branch_ids[branch_id] = None
@@ -271,7 +271,7 @@ class KvPool:
             self._index.forget(page)
             self._pages.release(page)
         elif self._pages.references(page) > 1:
-            own = self._take(None if sequence.is_branch else page)
+            own = self._take_apart() if sequence.is_branch else self._take(page)
             self.slots.copy(own * self.page_tokens, page * self.page_tokens, kept)
             sequence.pages[-1] = own
             self._drop(page)
@@ -289,9 +289,14 @@ class KvPool:
         if missing > self._pages.free_count:
             self._evict(missing)
         for _ in range(missing):
-            # The page after its last one is its parent's next page, so a branch keeps off.
-            follows = sequence.pages and not sequence.is_branch
-            sequence.pages.append(self._take(sequence.pages[-1] if follows else None))
+            after = sequence.pages[-1] if sequence.pages else None
+            sequence.pages.append(self._take_apart() if sequence.is_branch else self._take(after))
+
+    def _take_apart(self) -> int:
+        """Take a free page for a branch, which keeps off those that sequences grow into."""
+        page = self._pages.take_last()
+        assert page is not None
+        return page
 
     def _take(self, after: int | None) -> int:
         if after is not None and self._index.is_idle(after + 1):

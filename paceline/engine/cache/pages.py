@@ -1,7 +1,8 @@
 """The allocator of pages: which are free, and how many references the others have.
 
 It knows nothing of tensors, tokens or sequences. Free pages are kept as maximal runs. A growing sequence takes the page
-after its last one, and a new one starts in the middle of the widest run: with enough room all stay contiguous.
+after its last one, and a new one starts in the middle of the widest run: with enough room all stay contiguous. What is
+needed for a short time only takes the last free page.
 
 Invariants: a page is free or has at least one reference, never both; runs are sorted, not empty, and never touch.
 """
@@ -36,6 +37,10 @@ class PageAllocator:
         self.free_count -= 1
         self._references[page] = 1
         return page
+
+    def take_last(self) -> int | None:
+        """Take the last free page, with one reference; None when no page is free."""
+        return self.take(self._stops[-1] - 2) if self._stops else None
 
     def share(self, page: int) -> None:
         """Add a reference to a page that has one already."""
