@@ -17,6 +17,8 @@ LEAST_CHANCE = 0.002
 """A guess less likely than this is not worth its work."""
 PRIOR_MISSES = 2.0
 """Misses that were as many as expected, before any were seen."""
+PRIOR_PLACES = 8.0
+"""Places that these were among."""
 RATIO_MEMORY = 0.98
 """Weight of earlier places after one more."""
 
@@ -52,24 +54,32 @@ class Guess:
     chance: float
 
 
-class MissRatio:
-    """How much more often the target differs from the draft's choice than the draft's scores say, as measured."""
+class Misses:
+    """How often the target differs from the draft's choice, as measured."""
 
     def __init__(self) -> None:
         self._expected = self._seen = PRIOR_MISSES
+        self._places = PRIOR_PLACES
 
     @property
-    def value(self) -> float:
+    def ratio(self) -> float:
+        """How much more often than the draft's scores say."""
         return self._seen / self._expected
+
+    @property
+    def gap(self) -> float:
+        """Places from one to the next, in the mean."""
+        return self._places / max(self._seen, 1.0)
 
     def add(self, expected: float, is_missed: bool) -> None:
         """Note a place where the target's choice came, and the chance that it would differ."""
         self._expected = RATIO_MEMORY * self._expected + expected
         self._seen = RATIO_MEMORY * self._seen + is_missed
+        self._places = RATIO_MEMORY * self._places + 1
 
 
 class OutcomeTree:
-    def __init__(self, limit: int, misses: MissRatio) -> None:
+    def __init__(self, limit: int, misses: Misses) -> None:
         """`limit` is the most places it may have below its root."""
         self.limit = limit
         self._misses = misses
@@ -84,6 +94,11 @@ class OutcomeTree:
         """Chance of the likeliest guess that is left; 0 for none."""
         is_done = not self._guesses or self._size >= self.limit
         return 0.0 if is_done else -self._guesses[0][0]
+
+    @property
+    def run(self) -> float:
+        """How many of the draft's choices in a row are worth computing, in the mean: up to one that will be missed."""
+        return self._misses.gap
 
     @property
     def room(self) -> int:
@@ -156,7 +171,7 @@ class OutcomeTree:
 
         It is the one of this rank there; None is one that is not ranked.
         """
-        misses, probability = self._misses.value, LEAST_CHANCE if rank is None else place.ranked[rank].probability
+        misses, probability = self._misses.ratio, LEAST_CHANCE if rank is None else place.ranked[rank].probability
         return max(LEAST_CHANCE, 1 - misses * (1 - probability)) if rank == 0 else min(1.0, misses * probability)
 
 

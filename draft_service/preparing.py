@@ -16,7 +16,7 @@ from itertools import count
 
 import torch
 
-from draft_service.outcome_tree import Guess, MissRatio, OutcomeTree, Place, drafts_after
+from draft_service.outcome_tree import Guess, Misses, OutcomeTree, Place, drafts_after
 from paceline.checks import MAX_SEQUENCE_ID_LENGTH
 from paceline.engine.cache.paged import KvPool
 from paceline.engine.placing import PackedRow
@@ -34,7 +34,7 @@ RANKED_COUNT = 8
 """Tokens that the target may choose at a place."""
 PASS_ROWS = 5
 """Guesses of one pass, or one for each caller where these are more: a call that comes meanwhile hardly waits."""
-STEP_COUNT = 3
+MOST_STEPS = 4
 """Tokens of a guess and of the draft's choices after it that are computed at once, where passes can make steps."""
 _BRANCH = "branch".ljust(2 * MAX_SEQUENCE_ID_LENGTH, "-")
 """Before the numbers of branches: longer than any id that a caller can give, with its scope."""
@@ -100,7 +100,7 @@ class Preparing:
         self._pool = runner.cache if isinstance(runner.cache, KvPool) else None
         self._prepared: dict[str, _Prepared] = {}
         self._numbers = count()
-        self._misses = {is_sampled: MissRatio() for is_sampled in (False, True)}
+        self._misses = {is_sampled: Misses() for is_sampled in (False, True)}
         runner.on_changed = self.end
 
     def take(self, row: ProposeRow) -> Taken | None:
@@ -268,7 +268,7 @@ class Preparing:
     def _guess_job(self, owner: _Prepared, guess: Guess, branch_id: str) -> _Job:
         length = guess.parent.length
         row = PackedRow(branch_id, length, (guess.token_id,))
-        most = min(STEP_COUNT, self._most_length - length, owner.tree.room // PASS_ROWS)
+        most = min(MOST_STEPS, round(owner.tree.run), self._most_length - length, owner.tree.room // PASS_ROWS)
         steps = StepRow(row, owner.rule, max(1, most))
         return _Job(owner, guess, row, steps if self._steps.can_rank(steps) else None)
 

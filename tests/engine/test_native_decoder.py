@@ -168,6 +168,28 @@ def test_steps_choose_what_passes_one_by_one_choose(model: LoadedModel) -> None:
         assert chosen(model, [rows, later], at_once=True) == found
 
 
+@pytest.mark.parametrize("rule", [GREEDY, sampled(3)])
+def test_ranked_steps_say_what_passes_one_by_one_would_rank(model: LoadedModel, rule: ChoiceRule) -> None:
+    ranking, passing = Runner(model, OPTIONS), Runner(model, OPTIONS)
+    rows = [
+        StepRow(PackedRow("a", 0, (5, 6, 7)), rule, 2),
+        StepRow(PackedRow("b", 0, (8,)), rule, 4),
+        StepRow(PackedRow("c", 0, (9, 8)), rule, 1),
+    ]
+    for one, outcome in zip(rows, Steps(ranking).ranked(rows, 6), strict=True):
+        assert isinstance(outcome, list)
+        assert len(outcome) == one.count
+        length, row = 0, one.row
+        for place in outcome:
+            (logits,) = passing.forward([row])
+            assert isinstance(logits, torch.Tensor)
+            length += len(row.token_ids)
+            prefix = passing.cache.token_ids(row.sequence_id)
+            assert passing.ranked([passing.choosing(row.sequence_id, logits, rule, prefix)], 6) == [[place]]
+            row = PackedRow(row.sequence_id, length, (place[0].token_id,))
+        assert ranking.cache.token_ids(row.sequence_id) == passing.cache.token_ids(row.sequence_id)
+
+
 def test_steps_reach_the_last_position_beside_a_row_of_more_steps(tmp_path: Path) -> None:
     """The longer row was taken to grow as far as the other, and the call failed."""
     built_kernels()
@@ -190,9 +212,11 @@ def test_a_row_ends_where_no_token_can_be_chosen_and_the_others_go_on(llama: Loa
     try:
         decoder.plain.embedding[third[2]] = float("nan")
         found = chosen(llama, [rows], at_once=True)[0]
+        ranked = Steps(Runner(llama, OPTIONS)).ranked(rows, 4)
     finally:
         decoder.plain.embedding[third[2]] = vector
     assert found[1] == third[:3]
+    assert [len(one) for one in ranked if isinstance(one, list)][1] == 3
     for outcome, before in zip(found, whole, strict=True):
         assert isinstance(outcome, list)
         assert isinstance(before, list)

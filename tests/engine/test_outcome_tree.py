@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from draft_service.outcome_tree import LEAST_CHANCE, Guess, MissRatio, OutcomeTree, Place, drafts_after
+from draft_service.outcome_tree import LEAST_CHANCE, Guess, Misses, OutcomeTree, Place, drafts_after
 from paceline.engine.row_choice import RankedToken
 from paceline.prefix_hash import extended_hash
 
@@ -15,9 +15,9 @@ RANKED = [RankedToken(10 + n, one) for n, one in enumerate((0.5, 0.2, 0.1, 0.08,
 CHOICE, RUNNER_UP = 10, 11
 
 
-def tree_of(limit: int = 100, misses: MissRatio | None = None) -> OutcomeTree:
+def tree_of(limit: int = 100, misses: Misses | None = None) -> OutcomeTree:
     """Return a tree of a root alone."""
-    tree = OutcomeTree(limit, misses or MissRatio())
+    tree = OutcomeTree(limit, misses or Misses())
     tree.move_root(Place(len(PREFIX), extended_hash(0, PREFIX), "root", RANKED, 1.0))
     return tree
 
@@ -117,7 +117,7 @@ def test_places_are_found_by_the_tokens_after_the_root() -> None:
 def test_misses_make_runners_up_likelier_and_hits_the_choice() -> None:
     def chances_after(*token_ids: int) -> dict[int, float]:
         """Return the chances of guesses in a tree that is made after these tokens came."""
-        misses = MissRatio()
+        misses = Misses()
         earlier = tree_of(misses=misses)
         grow(earlier, *[CHOICE] * 10)
         earlier.learn(token_ids)
@@ -129,22 +129,34 @@ def test_misses_make_runners_up_likelier_and_hits_the_choice() -> None:
 
 
 def test_only_places_that_were_computed_are_learned_from() -> None:
-    misses = MissRatio()
+    misses = Misses()
     tree = tree_of(misses=misses)
     grow(tree, CHOICE)
     tree.learn((CHOICE, RUNNER_UP, RUNNER_UP, RUNNER_UP))
-    twice = MissRatio()
+    twice = Misses()
     for is_missed in (False, True):
         twice.add(0.5, is_missed)
-    assert misses.value == twice.value
+    assert misses.ratio == twice.ratio
 
 
 def test_the_ratio_of_misses_begins_at_one_and_comes_to_what_is_measured() -> None:
-    misses = MissRatio()
-    assert misses.value == 1.0
+    misses = Misses()
+    assert misses.ratio == 1.0
     for number in range(600):
         misses.add(0.2, is_missed=number % 10 < 4)
-    assert math.isclose(misses.value, 2.0, rel_tol=0.1)
+    assert math.isclose(misses.ratio, 2.0, rel_tol=0.1)
+
+
+def test_runs_of_the_drafts_choices_are_as_long_as_the_target_agreed() -> None:
+    misses = Misses()
+    tree = tree_of(misses=misses)
+    assert tree.run == 4.0
+    for number in range(600):
+        misses.add(0.2, is_missed=number % 2 == 0)
+    assert math.isclose(tree.run, 2.0, rel_tol=0.1)
+    for _ in range(600):
+        misses.add(0.2, is_missed=False)
+    assert tree.run > 40
 
 
 def test_drafts_after_a_place_are_the_drafts_own_choices_as_far_as_they_are_computed() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from draft_service.drafter import Drafter
-from draft_service.preparing import PASS_ROWS, Preparing
+from draft_service.preparing import MOST_STEPS, PASS_ROWS, Preparing
 from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
@@ -159,7 +159,7 @@ def test_a_hit_goes_on_from_what_was_prepared_where_more_drafts_are_asked_for(mo
     drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
     caller = Caller(model, drafter)
     caller.ask()
-    prepare(drafter.preparing, 2)  # the drafts again, and likely tokens after them
+    prepare(drafter.preparing, 2)
     caller.commit(0, caller.choice_after(()))
     passes.clear()
     assert caller.ask(6).prepared
@@ -195,6 +195,36 @@ def test_runners_up_are_prepared_too(model: LoadedModel) -> None:
     assert len(outcomes) >= 2
     caller.commit(1, next(one for one in outcomes if one != drafts[1]))
     assert caller.ask(1).prepared
+
+
+@pytest.mark.parametrize("rule", RULES[:2])
+def test_drafts_that_steps_ranked_are_not_computed_again(model: LoadedModel, rule: ChoiceRule) -> None:
+    passes: list[PassSize] = []
+    drafter = Drafter(Runner(model, OPTIONS, on_pass=passes.append))
+    Caller(model, drafter, rule).ask()
+    passes.clear()
+    prepare(drafter.preparing)
+    assert all(one.token_count == one.row_count for one in passes)
+
+
+def longest_at_once(model: LoadedModel, *, target_agrees: bool) -> int:
+    """Return how many tokens are prepared at once after a guess, once the target has agreed for long or never."""
+    drafter = Drafter(Runner(model, OPTIONS))
+    caller = Caller(model, drafter)
+    for _ in range(12):
+        caller.ask(prepare_count=40)
+        prepare(drafter.preparing)
+        if target_agrees:
+            caller.commit(2, caller.choice_after(caller.drafts))
+        else:
+            caller.commit(0, next(one for one in range(20, 30) if one != caller.drafts[0]))
+    caller.ask()
+    return max(len(one.draft_token_ids) for one in prepare(drafter.preparing))
+
+
+def test_choices_after_a_guess_are_prepared_with_it_as_far_as_the_target_agrees(model: LoadedModel) -> None:
+    assert longest_at_once(model, target_agrees=True) == MOST_STEPS
+    assert longest_at_once(model, target_agrees=False) == 1
 
 
 def test_a_pass_between_calls_has_few_rows_and_no_more_is_prepared_than_was_asked_for(model: LoadedModel) -> None:
