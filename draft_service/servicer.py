@@ -74,7 +74,7 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         return proposals_to_pb(rows, Proposals(results, timing, self._identity))
 
     async def _prepare(self) -> None:
-        """Prepare drafts between calls, a pass or a few steps at a time, and send them, until nobody wants more or calls end."""
+        """Prepare drafts between calls, a little at a time, and send them, until nobody wants more or calls end."""
         try:
             while self._streams and self._is_more_to_prepare and not self._pauses.is_over:
                 # A row that comes during the work, or just after it, is noticed.
