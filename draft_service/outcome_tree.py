@@ -67,8 +67,8 @@ class Misses:
         return self._seen / self._expected
 
     @property
-    def gap(self) -> float:
-        """Places from one to the next, in the mean."""
+    def run(self) -> float:
+        """How many of the draft's choices in a row are worth computing, in the mean: up to one that is missed."""
         return self._places / max(self._seen, 1.0)
 
     def add(self, expected: float, is_missed: bool) -> None:
@@ -82,7 +82,7 @@ class OutcomeTree:
     def __init__(self, limit: int, misses: Misses) -> None:
         """`limit` is the most places it may have below its root."""
         self.limit = limit
-        self._misses = misses
+        self.misses = misses
         self.root: Place | None = None
         self._size = 0
         self._guesses: list[tuple[float, int, Guess]] = []
@@ -94,11 +94,6 @@ class OutcomeTree:
         """Chance of the likeliest guess that is left; 0 for none."""
         is_done = not self._guesses or self._size >= self.limit
         return 0.0 if is_done else -self._guesses[0][0]
-
-    @property
-    def run(self) -> float:
-        """How many of the draft's choices in a row are worth computing, in the mean: up to one that will be missed."""
-        return self._misses.gap
 
     @property
     def room(self) -> int:
@@ -145,7 +140,7 @@ class OutcomeTree:
             if place is None or not place.ranked:
                 return
             choice = place.ranked[0]
-            self._misses.add(1 - choice.probability, token_id != choice.token_id)
+            self.misses.add(1 - choice.probability, token_id != choice.token_id)
             place = place.children.get(token_id)
 
     def _take_in(self, place: Place) -> None:
@@ -171,7 +166,7 @@ class OutcomeTree:
 
         It is the one of this rank there; None is one that is not ranked.
         """
-        misses, probability = self._misses.ratio, LEAST_CHANCE if rank is None else place.ranked[rank].probability
+        misses, probability = self.misses.ratio, LEAST_CHANCE if rank is None else place.ranked[rank].probability
         return max(LEAST_CHANCE, 1 - misses * (1 - probability)) if rank == 0 else min(1.0, misses * probability)
 
 

@@ -33,9 +33,11 @@ from paceline.types import ChoiceRule, PreparedDrafts, ProposeRow
 RANKED_COUNT = 8
 """Tokens that the target may choose at a place."""
 PASS_ROWS = 5
-"""Guesses of one pass, or one for each caller where these are more: a call that comes meanwhile hardly waits."""
+"""Guesses computed together, or one for each caller where these are more: a call that comes meanwhile waits."""
 MOST_STEPS = 4
 """Tokens of a guess and of the draft's choices after it that are computed at once, where passes can make steps."""
+ROOMY_PAGES = PASS_ROWS * (1 + MOST_STEPS)
+"""Free pages with which no steps lack room; with fewer, guesses are computed token by token."""
 _BRANCH = "branch".ljust(2 * MAX_SEQUENCE_ID_LENGTH, "-")
 """Before the numbers of branches: longer than any id that a caller can give, with its scope."""
 
@@ -76,16 +78,19 @@ class _Prepared:
         return self.tree.best_chance if self.tree.root else 1.0
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Job:
     """Tokens that a pass computes on a branch."""
 
     owner: _Prepared
     guess: Guess | None
     """None: they are the sequence's last committed token and its drafts."""
-    row: PackedRow
-    steps: StepRow | None = None
-    """The row with what is computed after it: each place after the draft's choice at the one before. None: no more."""
+    run: PackedRow | StepRow
+    """A row alone, or with further places to compute, each after the draft's choice at the one before."""
+
+    @property
+    def row(self) -> PackedRow:
+        return self.run.row if isinstance(self.run, StepRow) else self.run
 
 
 _Places = list[list[RankedToken]]
@@ -164,7 +169,7 @@ class Preparing:
             rule_of(row),
             length,
             drafts[: self._most_length - length],
-            ranked,
+            () if taken else ranked,
             extended_hash(base_hash, row.token_ids),
             OutcomeTree(row.prepare_count, self._misses[rule_of(row).sampling.temperature > 0]),
             set(),
@@ -177,7 +182,7 @@ class Preparing:
                 self._runner.cache.release(branch_id)
 
     def work(self) -> list[tuple[str, PreparedDrafts]] | None:
-        """Compute the likeliest guesses in one pass; return what is new, with cached ids; None if nothing is to do."""
+        """Compute the likeliest guesses; return what is new, with cached ids; None if nothing is to do."""
         jobs = self._jobs()
         if not jobs:
             return None
@@ -192,10 +197,12 @@ class Preparing:
 
     def _computed(self, jobs: Sequence[_Job]) -> list[tuple[_Job, _Places | Outcome]]:
         """Return the jobs with what they found, or why they could not run: by steps at once those that can be."""
-        stepping = {job: job.steps for job in jobs if job.steps}
-        passing = [job for job in jobs if not job.steps]
+        stepping = {index: job.run for index, job in enumerate(jobs) if isinstance(job.run, StepRow)}
+        passing = [index for index in range(len(jobs)) if index not in stepping]
         stepped = self._steps.ranked([*stepping.values()], RANKED_COUNT)
-        return [*zip(stepping, stepped, strict=True), *zip(passing, self._passed(passing), strict=True)]
+        passed = self._passed([jobs[index] for index in passing])
+        found = dict(zip([*stepping, *passing], [*stepped, *passed], strict=True))
+        return [(job, found[index]) for index, job in enumerate(jobs)]
 
     def _passed(self, jobs: Sequence[_Job]) -> list[_Places | Outcome]:
         outcomes = self._runner.forward([job.row for job in jobs]) if jobs else []
@@ -218,7 +225,7 @@ class Preparing:
         return min(limits.model_max_length, limits.cache_max_length)
 
     def _jobs(self) -> list[_Job]:
-        """Return the jobs of a pass. Callers have equal shares of it."""
+        """Return what is to be computed next. Callers have equal shares of it."""
         callers: dict[Caller, list[_Prepared]] = {}
         for one in self._prepared.values():
             self._move(one)
@@ -227,7 +234,8 @@ class Preparing:
         jobs: list[_Job] = []
         growing: set[str] = set()
         for owners in callers.values():
-            for _ in range(max(1, PASS_ROWS // len(callers))):
+            left = max(1, PASS_ROWS // len(callers))
+            while left:
                 # Room that was made for another may have ended some of them.
                 owner = max(filter(self._lives, owners), key=lambda one: one.chance, default=None)
                 if owner is None or not owner.chance:
@@ -241,6 +249,7 @@ class Preparing:
                 if job:
                     growing.add(job.row.sequence_id)
                     jobs.append(job)
+                    left -= 1
         return [job for job in jobs if self._lives(job.owner)]
 
     def _job(self, owner: _Prepared, growing: set[str]) -> _Job | None:
@@ -267,19 +276,24 @@ class Preparing:
 
     def _guess_job(self, owner: _Prepared, guess: Guess, branch_id: str) -> _Job:
         length = guess.parent.length
+        assert self._pool
+        tree, is_roomy = owner.tree, self._pool.free_count >= ROOMY_PAGES
+        # They take half of the tree's room, at most: what is found shows where to go on.
+        most = min(MOST_STEPS, round(tree.misses.run), self._most_length - length, tree.room // (2 * PASS_ROWS))
         row = PackedRow(branch_id, length, (guess.token_id,))
-        most = min(MOST_STEPS, round(owner.tree.run), self._most_length - length, owner.tree.room // PASS_ROWS)
-        steps = StepRow(row, owner.rule, max(1, most))
-        return _Job(owner, guess, row, steps if self._steps.can_rank(steps) else None)
+        steps = StepRow(row, owner.rule, max(1, most) if is_roomy else 1)
+        return _Job(owner, guess, steps if self._steps.can_rank(steps) else row)
 
     def _begin(self, owner: _Prepared) -> None:
         """Grow the tree of a sequence whose drafts were ranked when they were chosen; all but the last are cached."""
         first, *others = owner.ranked
         known = others[: len(owner.drafts)]
-        branch_id = self._fork(owner, owner.sequence_id, owner.length + len(known))
+        # The sequence's next row may cut its drafts off.
+        branch_id = self._fork(owner, owner.sequence_id, owner.length + len(known), owner.length)
         root = Place(owner.length, owner.hash, branch_id, first, 1.0)
         owner.tree.move_root(root)
         owner.tree.grow(root, owner.drafts[: len(known)], branch_id, known)
+        owner.tree.limit += len(known)  # they were not prepared
 
     def _first_job(self, owner: _Prepared) -> _Job:
         """Return the job that computes the drafts again, all at once: the steps said nothing of the runners-up."""
@@ -290,10 +304,10 @@ class Preparing:
         owner.tree.root = Place(owner.length, owner.hash, branch_id, (), 1.0)
         return _Job(owner, None, PackedRow(branch_id, base_length, (last, *owner.drafts), len(owner.drafts)))
 
-    def _fork(self, owner: _Prepared, sequence_id: str, length: int) -> str:
+    def _fork(self, owner: _Prepared, sequence_id: str, length: int, kept_length: int | None = None) -> str:
         assert self._pool
         branch_id = f"{_BRANCH}{next(self._numbers)}"
-        self._pool.fork(sequence_id, length, branch_id)
+        self._pool.fork(sequence_id, length, branch_id, kept_length)
         owner.branch_ids.add(branch_id)
         return branch_id
 

@@ -204,6 +204,7 @@ def test_drafts_that_steps_ranked_are_not_computed_again(model: LoadedModel, rul
     Caller(model, drafter, rule).ask()
     passes.clear()
     prepare(drafter.preparing)
+    assert passes
     assert all(one.token_count == one.row_count for one in passes)
 
 
@@ -348,6 +349,50 @@ def test_a_coordinator_without_room_gets_some_of_what_another_prepared(model: Lo
     prepare(drafter.preparing)
     second.ask(scope="two/")
     assert len(prepare(drafter.preparing)) > 5
+
+
+def test_what_is_prepared_takes_nothing_from_the_rows_that_cut_its_drafts_off(model: LoadedModel) -> None:
+    """A branch shared the page of drafts that were rejected: the sequence wanted a page more for what it had."""
+    options = replace(OPTIONS, kv_memory=str(3 * 4 * model.kv_shape.token_bytes), prefix_sharing=False)
+    drafter = Drafter(Runner(model, options))
+    drafter.propose([ProposeRow("a", 0, tuple(range(20, 29)), 4, GREEDY, prepare_count=120)])
+    prepare(drafter.preparing)
+    (found,) = drafter.propose([ProposeRow("a", 9, (200,), 3, None, prepare_count=120)])
+    assert isinstance(found, Proposal)
+    assert found.cached_length == 12
+
+
+def test_with_few_free_pages_guesses_are_prepared_token_by_token(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, replace(OPTIONS, kv_memory=str(16 * 4 * model.kv_shape.token_bytes))))
+    caller = Caller(model, drafter)
+    caller.ask()
+    assert {len(one.draft_token_ids) for one in prepare(drafter.preparing)} == {1}
+    caller.commit(2, caller.choice_after(caller.drafts))
+    assert caller.ask(1).prepared
+
+
+@pytest.mark.parametrize("prepare_count", [2, 3])
+def test_drafts_of_the_answer_are_not_counted_with_what_is_prepared(model: LoadedModel, prepare_count: int) -> None:
+    drafter = Drafter(Runner(model, OPTIONS))
+    Caller(model, drafter).ask(6, prepare_count)
+    assert len(choices_of(prepare(drafter.preparing))) >= prepare_count
+
+
+def test_a_sequence_for_which_nothing_is_left_to_prepare_takes_no_turn_of_another(model: LoadedModel) -> None:
+    drafter = Drafter(Runner(model, replace(OPTIONS, prefill_chunk_tokens=512)))
+    whole = tuple(n % 300 for n in range(drafter.runner.limits.model_max_length))
+    for number in range(PASS_ROWS):
+        row = ProposeRow(f"{number}", 0, whole, 1, GREEDY, prepare_count=9)
+        assert isinstance(drafter.propose([row])[0], Proposal)
+    drafter.propose([ProposeRow("short", 0, PROMPT, 2, GREEDY, prepare_count=9)])
+    assert prepare(drafter.preparing)
+
+
+def test_a_call_may_mix_rows_to_prepare_for_and_others(model: LoadedModel) -> None:
+    drafter, plain = Drafter(Runner(model, OPTIONS)), Drafter(Runner(model, OPTIONS))
+    rows = [ProposeRow(f"{n}", 0, (*PROMPT, 40 + n), 3, rule, 0, None, 20 * n) for n, rule in enumerate(RULES[:2] * 2)]
+    assert drafter.propose(rows) == plain.propose([replace(row, prepare_count=0) for row in rows])
+    assert {one.sequence_id for one in prepare(drafter.preparing)} == {"1", "2", "3"}
 
 
 def test_a_coordinator_without_room_takes_none_of_its_own(model: LoadedModel) -> None:

@@ -77,6 +77,11 @@ class KvPool:
         return self._pages.page_count * self.page_tokens
 
     @property
+    def free_count(self) -> int:
+        """Number of free pages."""
+        return self._pages.free_count
+
+    @property
     def least_bytes(self) -> int:
         return self._page_bytes
 
@@ -100,23 +105,23 @@ class KvPool:
         held = self._sequences[sequence_id].token_ids
         held[len(held) - len(token_ids) :] = token_ids
 
-    def fork(self, sequence_id: str, length: int, branch_id: str) -> None:
+    def fork(self, sequence_id: str, length: int, branch_id: str, kept_length: int | None = None) -> None:
         """Begin a branch with the first `length` tokens of a sequence or of another branch.
 
-        Whole pages are shared, and a partial one is copied: the parent goes on in its own. Raise CacheFull when no page
-        is free for that.
+        Whole pages are shared, and a partial one is copied: the parent goes on in its own. So are pages with tokens
+        beyond `kept_length`, which the parent may yet cut. Raise CacheFull when too few pages are free for that.
         """
         source, size = self._sequences[sequence_id], self.page_tokens
-        whole_count = length // size
+        whole_count = (length if kept_length is None else min(length, kept_length)) // size
+        copied_count = -(-length // size) - whole_count
         branch = _Sequence(source.root, source.token_ids[:length], [], source.keys[:whole_count], is_branch=True)
-        if length % size and not self._pages.free_count:
+        if copied_count > self._pages.free_count:
             raise CacheFull("no page is free for a branch")
         for page in source.pages[:whole_count]:
             self._pages.share(page)
             branch.pages.append(page)
-        if length % size:
-            branch.pages.append(self._take_apart())
-            self._copy(source, branch, whole_count * size, length)
+        branch.pages += [self._take_apart() for _ in range(copied_count)]
+        self._copy(source, branch, whole_count * size, length)
         self._sequences[branch_id] = branch
         self._branch_ids[branch_id] = None
 

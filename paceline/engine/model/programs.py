@@ -143,7 +143,7 @@ class LogitsPass(RecordedPass):
     ) -> None:
         """Make as many passes as the first row wants, the first of `token_count` tokens; see `Steps` of `kernels.cpp`.
 
-        Each reads the tokens that were chosen after the one before, which are written to `chosen`.
+        Each reads the tokens that were chosen after the one before; these, or those ranked, are written to `chosen`.
         """
         assert self._program
         logits = self._new_logits(len(counts))  # those of the last pass alone are kept

@@ -142,7 +142,8 @@ INLINE void rank_rows(const Rank *of, int64_t begin, int64_t end) {
 }
 BY_WIDTH(rank_some, (const Rank *call, int64_t begin, int64_t end), (call, begin, end), rank_rows, float)
 
-extern "C" void paceline_rank(const void *of, int, int) {
-    const Rank &call = *static_cast<const Rank *>(of);
-    rank_some(&call, 0, call.choose.token_count);
+inline const Choose &sized(const Rank &of) { return of.choose; }
+
+extern "C" void paceline_rank(const void *of, int, int threads) {
+    share_tokens<Rank, rank_some, 1 << 17>(static_cast<const Rank *>(of), threads);
 }

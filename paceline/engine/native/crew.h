@@ -171,14 +171,17 @@ struct Share {
     }
 };
 
+// What says how many tokens a call has, and how many numbers each: the call itself, unless it has such a call in it.
+template <class Call> inline const Call &sized(const Call &of) { return of; }
+
 // Shares a call's tokens among threads where they have so many numbers that it is worth waking one.
 template <class Call, void (*Do)(const Call *, int64_t, int64_t), int64_t WORTH = 1 << 15>
 void share_tokens(const Call *call, int threads) {
     crew::share(
         [](const void *of, int piece, int pieces, int) {
             const auto *own = static_cast<const Call *>(of);
-            const Share tokens(own->token_count, 1, piece, pieces);
+            const Share tokens(sized(*own).token_count, 1, piece, pieces);
             Do(own, tokens.begin, tokens.end);
         },
-        call, call->token_count * call->size < WORTH ? 1 : threads);
+        call, sized(*call).token_count * sized(*call).size < WORTH ? 1 : threads);
 }
