@@ -380,10 +380,13 @@ def test_drafts_of_the_answer_are_not_counted_with_what_is_prepared(model: Loade
 
 def test_a_sequence_for_which_nothing_is_left_to_prepare_takes_no_turn_of_another(model: LoadedModel) -> None:
     drafter = Drafter(Runner(model, replace(OPTIONS, prefill_chunk_tokens=512)))
-    whole = tuple(n % 300 for n in range(drafter.runner.limits.model_max_length))
+    *most, last = (n % 300 for n in range(drafter.runner.limits.model_max_length))
     for number in range(PASS_ROWS):
-        row = ProposeRow(f"{number}", 0, whole, 1, GREEDY, prepare_count=9)
-        assert isinstance(drafter.propose([row])[0], Proposal)
+        for row in (
+            ProposeRow(f"{number}", 0, tuple(most), 1, GREEDY),
+            ProposeRow(f"{number}", len(most), (last,), 1, None, prepare_count=9),
+        ):
+            assert isinstance(drafter.propose([row])[0], Proposal)
     drafter.propose([ProposeRow("short", 0, PROMPT, 2, GREEDY, prepare_count=9)])
     assert prepare(drafter.preparing)
 
