@@ -197,12 +197,10 @@ class Preparing:
 
     def _computed(self, jobs: Sequence[_Job]) -> list[tuple[_Job, _Places | Outcome]]:
         """Return the jobs with what they found, or why they could not run: by steps at once those that can be."""
-        stepping = {index: job.run for index, job in enumerate(jobs) if isinstance(job.run, StepRow)}
-        passing = [index for index in range(len(jobs)) if index not in stepping]
-        stepped = self._steps.ranked([*stepping.values()], RANKED_COUNT)
-        passed = self._passed([jobs[index] for index in passing])
-        found = dict(zip([*stepping, *passing], [*stepped, *passed], strict=True))
-        return [(job, found[index]) for index, job in enumerate(jobs)]
+        stepping = [(job, job.run) for job in jobs if isinstance(job.run, StepRow)]
+        passing = [job for job in jobs if isinstance(job.run, PackedRow)]
+        outcomes = [*self._steps.ranked([run for _, run in stepping], RANKED_COUNT), *self._passed(passing)]
+        return [*zip([*(job for job, _ in stepping), *passing], outcomes, strict=True)]
 
     def _passed(self, jobs: Sequence[_Job]) -> list[_Places | Outcome]:
         outcomes = self._runner.forward([job.row for job in jobs]) if jobs else []

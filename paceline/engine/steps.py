@@ -63,9 +63,10 @@ class Steps:
         """
         at_once = {index: row for index, row in enumerate(rows) if self.can_run_at_once(row)}
         apart = {index: row for index, row in enumerate(rows) if index not in at_once}
-        outcomes: dict[int, StepOutcome] = self._one_by_one(apart)
+        outcomes = dict[int, StepOutcome]()
         if self._at_once and at_once:
             outcomes |= self._in_parts(at_once, self._at_once, _Making(self._at_once.steps, int))
+        outcomes |= self._one_by_one(apart)
         return [outcomes[index] for index in range(len(rows))]
 
     def can_run_at_once(self, one: StepRow) -> bool:
