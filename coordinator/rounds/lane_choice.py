@@ -3,7 +3,7 @@
 A second lane lets the draft work while the target verifies. Where nothing is drafted by a service it only takes time
 from the target, on cores that all share. Numbers are compared at the ends of trials alone: only then both were measured
 a moment ago, with the same texts and the same other work on the machine. What trials show is smoothed. Another is tried
-when the loss of a trial is a small share of the time since. Knows nothing of what rounds cost.
+when the loss that is expected of a trial is a small share of the time since. Knows nothing of what rounds cost.
 """
 
 from collections.abc import Mapping
