@@ -10,8 +10,8 @@ first a few counts are taken in turn, to measure each; later the best by measure
 again, for eight rounds, when the loss of its last trial is a small share of the time since: this bounds the cost of all
 trials, and counts that are nearly as good are tried most. Groups of about one size share their prices.
 
-So it is with the number of lanes: full groups have prices, and a search, for each number, and trials compare what the
-numbers promise to the group at hand (`lane_choice`).
+So it is with the number of lanes: full groups have prices, and a search, for each number, and the number is used that
+promises most tokens in a second to the group at hand (`lane_choice`).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,14 +1,11 @@
 """How many lanes run: by what a token takes with each number of them, for the rows at hand.
 
 A second lane lets the draft work while the target verifies. Where nothing is drafted by a service it only takes time
-from the target, on cores that all share. Numbers are compared at the ends of trials alone: only then both were measured
-a moment ago, with the same texts and the same other work on the machine. What trials show is smoothed. Another is tried
-when the loss that is expected of a trial is a small share of the time since. Knows nothing of what rounds cost.
+from the target, on cores that all share. The number in use gives way to another that promises more; one that promises
+less is tried again when the loss of a trial is a small share of the time since. Knows nothing of what rounds cost.
 """
 
 from collections.abc import Mapping
-
-from coordinator.smoothing import smoothed
 
 WINDOWS = 4
 """Windows of the planner, of some rounds each, from one decision to the next: what each number promises takes as long
@@ -17,10 +14,6 @@ TRIAL_WINDOWS = 2
 """Windows of a trial: its first rounds have groups of before."""
 HYSTERESIS = 0.05
 """Share of the time that a change must promise to gain."""
-MEMORY = 0.6
-"""Weight of earlier trials: one takes a second or two, in which a machine's own speed changes by a tenth."""
-SURPRISE = 1.4
-"""Factor between what a trial shows and what earlier ones did from which these count no more."""
 TRIAL_SHARE = 0.005
 """Share of all time that trials may lose."""
 LEAST_LOSS = 0.05
@@ -33,10 +26,6 @@ class LaneChoice:
         self.most = most
         self.count = most
         self._is_free = is_free and most > 1
-        self._usual = most
-        """The number that is in use but for trials."""
-        self._times: dict[int, float] = {most: 1.0}
-        """Time of a token with each number that was tried, beside the others'."""
         self._windows_left = WINDOWS
         self._unusual_count = 0
         """Rounds that began before the last change, or just after it, and so belong to no number of lanes."""
@@ -67,45 +56,22 @@ class LaneChoice:
         if self.count not in known:
             return  # what is in use is to be measured first
         self._windows_left = WINDOWS
-        if self.is_trial:
-            self._compare(known)
         if unknown := [lanes for lanes in range(1, self.most + 1) if lanes not in known]:
-            # Groups are of another size than those that the number was tried with, if it was.
-            self._times.pop(unknown[-1], None)
             self._change(unknown[-1], is_trial=True)
-        elif self.is_trial:
-            self._change(self._best, is_trial=False)
-        else:
-            other = min((lanes for lanes in known if lanes != self.count), key=self._time)
-            # Promises notice soonest that the rows have changed, and are often wrong: they bring a trial forward.
-            least = min(self._time(other) / self._time(self.count), known[other] / known[self.count])
-            loss = max(LEAST_LOSS, least - 1)
-            if TRIAL_SHARE * self._spent_s > loss * self._trial_s:
-                self._change(other, is_trial=True)
-
-    def _compare(self, known: Mapping[int, float]) -> None:
-        """Take in what the trial of a number shows, beside the number that was in use before."""
-        if self.count == self._usual or self._usual not in known:
             return
-        shown = self._time(self._usual) * known[self.count] / known[self._usual]
-        earlier = self._times.get(self.count)
-        if earlier and not 1 / SURPRISE < shown / earlier < SURPRISE:
-            earlier = None
-        self._times[self.count] = smoothed(earlier, shown, MEMORY)
-
-    @property
-    def _best(self) -> int:
-        return min(self._times, key=lambda lanes: self._time(lanes) * (1 - HYSTERESIS * (lanes == self._usual)))
-
-    def _time(self, lanes: int) -> float:
-        return self._times.get(lanes, 1.0)
+        best = min(known, key=lambda lanes: known[lanes] * (1 - HYSTERESIS * (lanes == self.count)))
+        if best != self.count or self.is_trial:
+            self._change(best, is_trial=False)
+            return
+        other = min((lanes for lanes in known if lanes != best), key=lambda lanes: known[lanes])
+        loss = max(LEAST_LOSS, known[other] / known[best] - 1)
+        if TRIAL_SHARE * self._spent_s > loss * self._trial_s:
+            self._change(other, is_trial=True)
 
     def _change(self, count: int, *, is_trial: bool) -> None:
         if is_trial:
             self._spent_s = self._trial_s = 0.0
             self._windows_left = TRIAL_WINDOWS
-        else:
-            self._usual = count
         self.is_trial = is_trial
         if count != self.count:
             self.count = count
