@@ -14,6 +14,7 @@ So it is with the number of lanes: full groups have prices, and a search, for ea
 promises most tokens in a second to the group at hand (`lane_choice`).
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -67,6 +68,9 @@ class AutoPlanner:
         """By the class of the group's size, and lanes."""
         self._largest = 0
         """The class of the largest groups."""
+        self._recent: deque[RoundWork] = deque(maxlen=lanes)
+        """The latest rounds of all lanes, whatever their groups' sizes: the round of another lane takes its time from
+        this one's."""
 
     @property
     def lane_count(self) -> int:
@@ -100,8 +104,8 @@ class AutoPlanner:
         is_usual = self._lanes.passed(cycle_s)
         if report.rows and not report.prepared_count and is_usual:
             tokens = sum(row.committed_count for row in report.all_rows)
-            search = self._search(len(wishes))
-            search.observe(RoundWork.of(report), cycle_s, tokens, is_decoding=report.is_decoding)
+            self._recent.append(RoundWork.of(report))
+            self._search(len(wishes)).observe(self._recent, cycle_s, tokens, is_decoding=report.is_decoding)
 
     def _search(self, group_size: int) -> "_Search":
         """Return the search shared by groups up to the same power of two, and for full groups by the lanes in use.
@@ -134,7 +138,7 @@ class _Search:
     def __init__(self, lanes: int, costs: RoundCosts | None = None, first_counts: Sequence[int] = FIRST_COUNTS) -> None:
         """`lanes` is the most that run: a row waits for as many rounds until it is in one again."""
         self._lanes = lanes
-        self._costs = costs or RoundCosts(lanes)
+        self._costs = costs or RoundCosts()
         self._first_counts = first_counts
         self._count = first_counts[0]
         self._best = first_counts[0]
@@ -227,14 +231,15 @@ class _Search:
         without = work_of(at_hand)
         return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
 
-    def observe(self, work: RoundWork, cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
-        self._costs.add(work, cycle_s)
+    def observe(self, works: Sequence[RoundWork], cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
+        """Learn from the last of these rounds; the others ran beside it in other lanes."""
+        self._costs.add(works, cycle_s)
         time = cycle_s / self._costs.unit_s
         self._spent += time
         self._heads.passed(time)
         if not self._best and self._count in self._trials:
             # Nobody else needs what draft services take in for a trial.
-            self._trials[self._count].lost += self._costs.catching_up(work)
+            self._trials[self._count].lost += self._costs.catching_up(works[-1])
         if not is_decoding:
             return  # prompts come with any count
         if self._count == self._best:

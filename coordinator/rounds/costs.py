@@ -6,7 +6,6 @@ a sum of parts, each with a price that is not negative; prices are fitted by wei
 sum of parts cannot show, such as steps in the time of a pass, is kept beside it, by the draft count.
 """
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -145,13 +144,11 @@ class _Mean:
 class RoundCosts:
     """Prices of the parts of rounds with groups of about one size. Times are multiples of a unit."""
 
-    def __init__(self, lanes: int) -> None:
+    def __init__(self) -> None:
         self._prices = [FIRST[part][0] for part in TARGET_PARTS]
         """Those of the target's parts, then of the parts of calls for each draft model; amounts have the same order."""
         self._call_places: dict[str, int] = {}
         """Where the parts of calls begin, by draft model that was asked."""
-        self._recent: deque[list[float]] = deque(maxlen=lanes)
-        """Amounts of the latest rounds of all lanes: the round of another lane takes its time from this one's."""
         self.unit_s = 0.0
         """Seconds of the unit, about a plain round's; 0 before any round."""
         self._sums: dict[frozenset[str], FadingSums] = {}
@@ -172,7 +169,7 @@ class RoundCosts:
 
     def as_guess(self) -> "RoundCosts":
         """Return costs that begin with these, and soon follow what they learn themselves."""
-        guess = RoundCosts(self._recent.maxlen or 1)
+        guess = RoundCosts()
         guess.unit_s, guess._prices, guess._call_places = self.unit_s, [*self._prices], {**self._call_places}
         guess._variance = self._variance
         guess._fade_to(TRACE, self._sums)
@@ -231,9 +228,9 @@ class RoundCosts:
             self.price(CAUGHT_UP, model) * call.caught_up_count for model, call in (work.draft_calls or {}).items()
         )
 
-    def add(self, work: RoundWork, cycle_s: float) -> None:
-        self._recent.append(self._amounts(work))
-        mean = _mean(self._recent)
+    def add(self, works: Sequence[RoundWork], cycle_s: float) -> None:
+        """Learn from the last of these rounds, whose cycle took so long; the others ran beside it, in other lanes."""
+        work, mean = works[-1], _mean([*map(self._amounts, works)])
         foreseen = self._sum(mean)
         self.unit_s = self.unit_s or cycle_s / foreseen
         expected = max(LEAST, foreseen + self._rest(work.step_count))
@@ -326,6 +323,6 @@ def _call_amounts(call: DraftCall) -> tuple[float, ...]:
     return 1.0, call.step_count, call.token_count, call.caught_up_count
 
 
-def _mean(recent: Sequence[Sequence[float]]) -> list[float]:
+def _mean(rounds: Sequence[Sequence[float]]) -> list[float]:
     """Return the mean amounts of rounds; earlier ones may lack the last parts."""
-    return [sum(amounts) / len(recent) for amounts in zip_longest(*recent, fillvalue=0.0)]
+    return [sum(amounts) / len(rounds) for amounts in zip_longest(*rounds, fillvalue=0.0)]

@@ -25,10 +25,10 @@ def seconds(done: RoundWork) -> float:
     return (10 + 0.3 * done.drafted_count + 0.2 * done.prompt_count + drafting) / 1000
 
 
-def learned(rounds: Sequence[RoundWork], lanes: int = 1) -> RoundCosts:
-    costs = RoundCosts(lanes)
+def learned(rounds: Sequence[RoundWork]) -> RoundCosts:
+    costs = RoundCosts()
     for number, done in enumerate(rounds):
-        costs.add(done, seconds(done))
+        costs.add([done], seconds(done))
         if number % 8 == 0:
             costs.fit()
     costs.fit()
@@ -53,9 +53,9 @@ def test_the_time_of_a_round_is_foreseen_from_its_parts() -> None:
 
 def test_no_price_is_ever_below_nothing() -> None:
     """Rounds with more drafts that happen to be faster must not make drafts a gain."""
-    costs = RoundCosts(1)
+    costs = RoundCosts()
     for number in range(400):
-        costs.add(work(number % 5), 0.01 - 0.001 * (number % 5))
+        costs.add([work(number % 5)], 0.01 - 0.001 * (number % 5))
         costs.fit()
     assert costs.drafted_price(len(BENDS)) >= 0
     assert costs.price(CALL, MODEL) + 4 * costs.price(STEP, MODEL) >= 0
@@ -72,7 +72,7 @@ def test_weights_that_are_made_lighter_change_no_price(monkeypatch: pytest.Monke
 def test_a_pause_hardly_changes_what_is_foreseen() -> None:
     costs = learned(mixed(1500))
     before = costs.predict(work(4))
-    costs.add(work(4), 5.0)
+    costs.add([work(4)], 5.0)
     costs.fit()
     assert costs.predict(work(4)) == pytest.approx(before, rel=0.05)
 
@@ -81,18 +81,18 @@ def test_a_machine_that_became_three_times_as_slow_is_foreseen_soon() -> None:
     costs = learned([work(4), work(0)] * 500)
     for _ in range(60):
         for count in (4, 0):
-            costs.add(work(count), 3 * seconds(work(count)))
+            costs.add([work(count)], 3 * seconds(work(count)))
             costs.fit()
     assert costs.predict(work(4)) * costs.unit_s == pytest.approx(3 * seconds(work(4)), rel=0.15)
 
 
 def test_what_another_lane_does_meanwhile_is_part_of_what_it_costs() -> None:
     """Two lanes take turns at the target: a token of one delays both."""
-    costs, lanes = RoundCosts(2), [work(0), work(0)]
+    costs, lanes = RoundCosts(), [work(0), work(0)]
     rng = random.Random(2)
     for number in range(2000):
         lanes[number % 2] = work(rng.choice([0, 2, 4]))
-        costs.add(lanes[number % 2], sum(map(seconds, lanes)))
+        costs.add([lanes[1 - number % 2], lanes[number % 2]], sum(map(seconds, lanes)))
         costs.fit()
     for count in (0, 2, 4):
         assert costs.predict(work(count)) * costs.unit_s == pytest.approx(2 * seconds(work(count)), rel=0.1)
@@ -100,12 +100,12 @@ def test_what_another_lane_does_meanwhile_is_part_of_what_it_costs() -> None:
 
 def test_tokens_beyond_those_that_are_free_have_their_price() -> None:
     """Reading the weights takes as long as 16 tokens."""
-    costs = RoundCosts(1)
+    costs = RoundCosts()
     rng = random.Random(3)
     for _ in range(1500):
         count = rng.choice([0, 1, 2, 3])
         free = RoundWork(8, 8 * count)
-        costs.add(free, 0.01 + 0.001 * max(0, 8 + 8 * count - 16))
+        costs.add([free], 0.01 + 0.001 * max(0, 8 + 8 * count - 16))
         costs.fit()
     assert costs.drafted_price(0) < 0.25 * costs.drafted_price(1)
     assert costs.drafted_price(1) * costs.unit_s == pytest.approx(0.001, rel=0.2)
@@ -113,12 +113,12 @@ def test_tokens_beyond_those_that_are_free_have_their_price() -> None:
 
 def test_long_texts_are_not_taken_for_dear_drafts() -> None:
     """Texts that copy their long prompts have more drafts: their rounds take longer for what they attend to."""
-    costs = RoundCosts(1)
+    costs = RoundCosts()
     rng = random.Random(4)
     for _ in range(1500):
         cached, count = rng.choice([(2000, 1), (8000, 4)])
         count += rng.choice([0, 1])
-        costs.add(RoundWork(4, 4 * count, cached_count=cached), 0.005 + 0.0005 * cached / 1000 + 0.0001 * 4 * count)
+        costs.add([RoundWork(4, 4 * count, cached_count=cached)], 0.005 + 0.0005 * cached / 1000 + 0.0001 * 4 * count)
     costs.fit()
     assert costs.drafted_price(0) * costs.unit_s == pytest.approx(0.0001, rel=0.2)  # without that price 0.00035
     assert costs.price(CACHED) * costs.unit_s == pytest.approx(0.0005 / 1000, rel=0.1)
@@ -129,7 +129,7 @@ def test_what_is_not_measured_between_two_times_of_forgetting_is_forgotten_once(
     for _ in range(4):
         costs.forget()
         for _ in range(12):
-            costs.add(work(0), seconds(work(0)))
+            costs.add([work(0)], seconds(work(0)))
     costs.fit()
     assert costs.predict(work(4)) * costs.unit_s == pytest.approx(seconds(work(4)), rel=0.1)
 
@@ -146,10 +146,10 @@ def test_what_heads_take_whatever_they_draft_is_no_part_of_a_draft() -> None:
     def took(done: RoundWork) -> float:
         return 0.004 + 0.0011 * done.heads_call_count + 0.00005 * done.heads_count
 
-    costs, rng = RoundCosts(1), random.Random(5)
+    costs, rng = RoundCosts(), random.Random(5)
     for _ in range(1000):
         done = heads_work(rng.choice([0, 1, 8, 8, 8]))
-        costs.add(done, took(done))
+        costs.add([done], took(done))
     costs.fit()
     for row_count in (0, 1, 8):
         done = heads_work(row_count)
@@ -157,16 +157,16 @@ def test_what_heads_take_whatever_they_draft_is_no_part_of_a_draft() -> None:
 
 
 def test_there_is_more_doubt_about_what_was_seldom_measured() -> None:
-    costs, rng = RoundCosts(1), random.Random(6)
+    costs, rng = RoundCosts(), random.Random(6)
     for number in range(400):
         verified = 8 if number % 50 == 0 else 0
-        costs.add(RoundWork(8, verified), (0.005 + 0.0002 * verified) * rng.lognormvariate(0, 0.3))
+        costs.add([RoundWork(8, verified)], (0.005 + 0.0002 * verified) * rng.lognormvariate(0, 0.3))
     costs.fit()
     drafts, heads = RoundWork(8, 8), heads_work(8)
     seldom, never = (costs.doubt(one, RoundWork(8)) for one in (drafts, heads))
     assert 0 < seldom < never
     for _ in range(100):
-        costs.add(drafts, (0.005 + 0.0002 * 8) * rng.lognormvariate(0, 0.3))
+        costs.add([drafts], (0.005 + 0.0002 * 8) * rng.lognormvariate(0, 0.3))
     costs.fit()
     assert costs.doubt(drafts, RoundWork(8)) < seldom / 2
     assert costs.doubt(drafts, drafts) == 0
@@ -175,10 +175,10 @@ def test_there_is_more_doubt_about_what_was_seldom_measured() -> None:
 def test_doubt_is_about_by_how_much_prices_that_were_learned_differ() -> None:
     found, doubts = [], []
     for seed in range(40):
-        costs, rng = RoundCosts(1), random.Random(seed)
+        costs, rng = RoundCosts(), random.Random(seed)
         for number in range(300):
             verified = 8 * (number % 4 == 0)
-            costs.add(RoundWork(8, verified), (0.005 + 0.0002 * verified) * rng.lognormvariate(0, 0.2))
+            costs.add([RoundWork(8, verified)], (0.005 + 0.0002 * verified) * rng.lognormvariate(0, 0.2))
         costs.fit()
         more, less = RoundWork(8, 8), RoundWork(8)
         found.append((costs.predict(more) - costs.predict(less)) * costs.unit_s)
@@ -187,13 +187,13 @@ def test_doubt_is_about_by_how_much_prices_that_were_learned_differ() -> None:
 
 
 def test_a_pause_or_a_dear_prompt_is_no_reason_for_doubt() -> None:
-    costs, rng = RoundCosts(1), random.Random(8)
+    costs, rng = RoundCosts(), random.Random(8)
     for number in range(400):
-        costs.add(RoundWork(8, 8 * (number % 2)), 0.005 * rng.lognormvariate(0, 0.2))
+        costs.add([RoundWork(8, 8 * (number % 2))], 0.005 * rng.lognormvariate(0, 0.2))
     costs.fit()
     before = costs.doubt(RoundWork(8, 8), RoundWork(8))
-    costs.add(RoundWork(8, 0, prompt_count=500), 0.5)
-    costs.add(RoundWork(8), 5.0)
+    costs.add([RoundWork(8, 0, prompt_count=500)], 0.5)
+    costs.add([RoundWork(8)], 5.0)
     costs.fit()
     assert costs.doubt(RoundWork(8, 8), RoundWork(8)) < 2 * before
 
@@ -201,9 +201,9 @@ def test_a_pause_or_a_dear_prompt_is_no_reason_for_doubt() -> None:
 def test_there_is_less_doubt_where_times_vary_less() -> None:
     doubts = []
     for deviation in (0.1, 0.4):
-        costs, rng = RoundCosts(1), random.Random(7)
+        costs, rng = RoundCosts(), random.Random(7)
         for number in range(400):
-            costs.add(RoundWork(8, 8 * (number % 2)), 0.005 * rng.lognormvariate(0, deviation))
+            costs.add([RoundWork(8, 8 * (number % 2))], 0.005 * rng.lognormvariate(0, deviation))
         costs.fit()
         doubts.append(costs.doubt(RoundWork(8, 8), RoundWork(8)))
     assert doubts[0] < doubts[1] / 2

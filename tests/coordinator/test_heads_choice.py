@@ -17,11 +17,11 @@ CHANCES = (0.8, 0.6)
 
 
 def known_costs() -> RoundCosts:
-    costs = RoundCosts(1)
+    costs = RoundCosts()
     for number in range(300):
         made, verified = 16 * (number % 2), 8 * (number % 3)
         work = RoundWork(8, verified, heads_count=made, heads_call_count=int(made > 0))
-        costs.add(work, CONSTANT_S + CALL_S * (made > 0) + ROW_S / 2 * (made + verified))
+        costs.add([work], CONSTANT_S + CALL_S * (made > 0) + ROW_S / 2 * (made + verified))
     costs.fit()
     return costs
 
