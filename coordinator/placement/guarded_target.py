@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.protocols import Verifier
 from coordinator.replicas.circuit import Circuit
-from coordinator.replicas.plausibility import check_verdicts
+from coordinator.replicas.plausibility import check_rollbacks, check_verdicts
 from paceline.errors import CallTimedOut, PacelineError
 from paceline.types import CircuitState, RolledBack, SequenceLength, Verdicts, VerifyRow
 
@@ -104,4 +104,7 @@ class GuardedTarget:
         await self._remote.release(sequence_ids)
 
     async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
-        return await self._remote.rollback(lengths)
+        """Cut sequences. Raise the call's error, or PeerFailed when its answer cannot be true."""
+        results = await self._remote.rollback(lengths)
+        check_rollbacks(lengths, results)
+        return results

@@ -12,6 +12,8 @@ from paceline.types import (
     Proposal,
     Proposals,
     ProposeRow,
+    RolledBack,
+    SequenceLength,
     TokenLogprobs,
     Verdict,
     Verdicts,
@@ -64,6 +66,14 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
                 raise _lie(row.sequence_id, f"{result.reused_count} tokens reused of {most}")
         if result.token_logprobs:
             _check_scores(row, result, vocabulary_size)
+
+
+def check_rollbacks(lengths: Sequence[SequenceLength], results: Sequence[RolledBack | PacelineError]) -> None:
+    """Raise PeerFailed unless the results can be answers to cutting sequences to these lengths."""
+    _check_count(lengths, results)
+    for one, result in zip(lengths, results, strict=True):
+        if isinstance(result, RolledBack) and result.freed_bytes < 0:
+            raise _lie(one.sequence_id, f"{result.freed_bytes} bytes freed")
 
 
 def _check_further(row: VerifyRow, verdict: Verdict, vocabulary_size: int) -> None:

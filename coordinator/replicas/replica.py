@@ -22,7 +22,8 @@ UP_CHECK_INTERVAL_S = 2.0
 """Of one that was found up: its calls tell when it fails, and the ends of their streams when it is about to stop."""
 CHECK_TIMEOUT_S = 3.0
 FAILED_CHECKS_TO_LOSE = 2
-"""Failed checks in a row of a replica that was up: one may be a broken connection or a machine busy for a moment."""
+"""Failed checks in a row of a replica that was up or draining: one may be a broken connection or a machine busy for a
+moment."""
 CHECKS_BETWEEN_DESCRIPTIONS = 3
 """Checks after which the replica's description, with the use of its cache, is read again."""
 
@@ -63,6 +64,11 @@ class Replica(Generic[RemoteT_co]):
     @property
     def is_up(self) -> bool:
         return self.state is ReplicaState.UP
+
+    @property
+    def _was_found(self) -> bool:
+        """Whether the latest look or call found it there, to be used or about to go."""
+        return self.state in (ReplicaState.UP, ReplicaState.DRAINING)
 
     @property
     def kv_use(self) -> float:
@@ -109,7 +115,7 @@ class Replica(Generic[RemoteT_co]):
         try:
             if await self._remote.is_serving(CHECK_TIMEOUT_S):
                 await self._describe()
-                if self.state not in (ReplicaState.UP, ReplicaState.DRAINING):
+                if not self._was_found:
                     # Before it is used: it may next be given a sequence that it still owes to free.
                     await self._release_owed()
                 self._set(ReplicaState.UP if self._is_named else ReplicaState.DRAINING)
@@ -122,7 +128,7 @@ class Replica(Generic[RemoteT_co]):
             self._set(ReplicaState.REFUSED, IncompatiblePair(f"{self.address}: {error.message}"), fits=False)
         except PacelineError as error:
             self._failed_checks += 1
-            if not self.is_up or self._failed_checks >= FAILED_CHECKS_TO_LOSE:
+            if not self._was_found or self._failed_checks >= FAILED_CHECKS_TO_LOSE:
                 self._set(ReplicaState.DOWN, error, fits=False)
         finally:
             self.looked.set()

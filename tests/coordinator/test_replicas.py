@@ -78,7 +78,8 @@ async def test_replicas_that_join_are_taken_in_and_those_that_leave_are_let_go_w
         await gone.look()
         assert gone.state is ReplicaState.DRAINING
         remotes["1:1"].away = PeerUnavailable("gone")
-        await gone.look()
+        for _ in range(FAILED_CHECKS_TO_LOSE):
+            await gone.look()
         await replicas.refresh()
         await replicas.looked()
         assert {one.address for one in replicas.up} == {"2:1", "3:1"}
@@ -123,6 +124,26 @@ async def test_a_replica_is_lost_by_a_failed_call_or_by_two_failed_looks_and_fou
     assert replica.state is ReplicaState.DOWN
     await replica.look()
     assert replica.is_up
+
+
+async def test_a_draining_replica_survives_a_failed_look_as_one_that_is_up_does() -> None:
+    """One late check ended all streams of a target that was about to be replaced."""
+    remote = FakeVerifier()
+    replica = Replica("1:1", remote, fits)
+    await replica.look()
+    remote.is_draining = True
+    await replica.look()
+    for _ in range(2):  # what answers between them counts
+        remote.away = CallTimedOut("busy for a moment")
+        await replica.look()
+        assert replica.state is ReplicaState.DRAINING and replica.fits
+        remote.away = None
+        await replica.look()
+    remote.away = PeerUnavailable("gone")
+    for _ in range(FAILED_CHECKS_TO_LOSE):
+        assert replica.state is ReplicaState.DRAINING
+        await replica.look()
+    assert replica.state is ReplicaState.DOWN and not replica.fits
 
 
 async def test_a_replica_that_ends_a_stream_is_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,14 @@ from coordinator.rounds.guarded_planner import GuardedPlanner
 from coordinator.rounds.prompt_shares import CHUNKS_BROUGHT
 from coordinator.rounds.residency import Residency
 from coordinator.wiring import Clocks
-from paceline.errors import CallTimedOut, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import (
     GenerationRequest,
     Prefilled,
     Proposals,
     ProposeRow,
+    RolledBack,
+    SequenceLength,
     TokenIds,
     Verdict,
     Verdicts,
@@ -71,6 +73,29 @@ async def test_a_row_that_breaks_its_group_fails_alone_and_the_others_go_on() ->
     assert outputs == [continuation(prompt, 20) for prompt in clean]
     assert not verifier.token_ids
     assert [len(call) for call in verifier.calls[:7]] == [6, 1, 1, 1, 1, 1, 1]
+
+
+class LiesOfCutting(FakeVerifier):
+    """Answers each request to cut sequences with something that cannot be true."""
+
+    def __init__(self, answer: Sequence[RolledBack]) -> None:
+        super().__init__(capacity_tokens=40)
+        self.lie = answer
+        self.cut_count = 0
+
+    async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
+        self.cut_count += 1
+        return [*self.lie]
+
+
+@pytest.mark.parametrize("answer", [(), (RolledBack(0, 1),) * 2, (RolledBack(0, -1),)], ids=["no", "two", "negative"])
+async def test_a_target_that_lies_of_what_it_cut_costs_no_output(answer: Sequence[RolledBack]) -> None:
+    """It ended the coordinator's process, and with it the requests of all targets."""
+    verifier = LiesOfCutting(answer)
+    async with scheduling(FakeDrafter(0.6), verifier) as (admission, scheduler):
+        outputs = await generate_all(admission, scheduler, prompts(4), 20)
+    assert outputs == [continuation(prompt, 20) for prompt in prompts(4)]
+    assert verifier.cut_count and not verifier.token_ids
 
 
 @pytest.mark.parametrize("step", ["plan", "observe"])
