@@ -4,7 +4,7 @@ It owns what a proposal is; `preparing` owns what is made between calls, and the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from draft_service.preparing import RANKED_COUNT, Preparing, Taken
 from paceline.checks import MAX_PREPARED_COUNT, MAX_PROPOSED_COUNT, check_row
@@ -17,7 +17,7 @@ from paceline.engine.runner import Runner
 from paceline.engine.steps import StepOutcome, StepRow, Steps
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.scope import Caller
-from paceline.types import Prefilled, Proposal, ProposeRow
+from paceline.types import ChoiceRule, Prefilled, Proposal, ProposeRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Drafter:
         part has no drafts yet. Drafts end before a place where no token can be chosen. Calls that are served together
         must not share sequences.
         """
-        ruled = self.runner.ruled(calls, self._check)
+        ruled = self.runner.ruled([self._without_unknown_tokens(call) for call in calls], self._check)
         rows = ruled.rows
         taken = [self.preparing.take(row) for row in rows]
         lacking = [_step_row(row, one) for row, one in zip(rows, taken, strict=True) if _lacks(row, one)]
@@ -84,6 +84,13 @@ class Drafter:
         # The last draft token is not cached.
         return Proposal(drafts, row.base_length + len(row.token_ids) + len(drafts) - 1, taken is not None)
 
+    def _without_unknown_tokens(self, call: Call[ProposeRow]) -> Call[ProposeRow]:
+        """Leave out of the rules what this model can never choose: tokens that the target's tuning added, say."""
+        size = self.runner.model.description.vocabulary_size
+        return replace(
+            call, rows=[replace(row, rule=_within(row.rule, size)) if row.rule else row for row in call.rows]
+        )
+
     def _check(self, row: ProposeRow) -> None:
         if not 1 <= row.draft_count <= MAX_PROPOSED_COUNT:
             raise InvalidRequest(
@@ -94,6 +101,13 @@ class Drafter:
                 f"prepare_count is {row.prepare_count}; give 0 to {MAX_PREPARED_COUNT}", field="prepare_count"
             )
         check_row(row, self.runner.limits, row.draft_count - 1)
+
+
+def _within(rule: ChoiceRule, vocabulary_size: int) -> ChoiceRule:
+    """Return the rule without tokens beyond the vocabulary."""
+    ends = tuple(one for one in rule.end_token_ids if one < vocabulary_size)
+    biases = tuple(one for one in rule.sampling.logit_bias if one[0] < vocabulary_size)
+    return replace(rule, end_token_ids=ends, sampling=replace(rule.sampling, logit_bias=biases))
 
 
 def _lacks(row: ProposeRow, taken: Taken | None) -> bool:

@@ -14,7 +14,7 @@ from paceline.errors import ModelNotUsable
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import Verdict, VerifyRow
 from target_service.verifier import Verifier
-from tests.checkpoints import END_TOKEN_ID, write_model
+from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE, write_model
 
 PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
 OUTPUT_COUNT = 12
@@ -108,4 +108,10 @@ def test_a_model_that_differs_from_its_own_attention_is_refused(
 
 def test_end_tokens_are_the_checkpoints(tmp_path: Path) -> None:
     write_model(tmp_path, "Qwen3")
+    assert load_model(str(tmp_path)).description.end_token_ids == (END_TOKEN_ID,)
+
+
+def test_end_tokens_that_no_output_can_have_are_none(tmp_path: Path) -> None:
+    """The target refused every request that was not greedy, for a field that its client had never sent."""
+    write_model(tmp_path, "Llama", eos_token_id=[END_TOKEN_ID, VOCABULARY_SIZE, -1])
     assert load_model(str(tmp_path)).description.end_token_ids == (END_TOKEN_ID,)

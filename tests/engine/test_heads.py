@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from paceline.engine.heads.drafting import MOST_WAITING
+from paceline.engine.heads.drafting import MOST_WAITING, HeadsDrafts
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.heads.reading import new_heads, read_heads, write_heads
 from paceline.engine.loading import load_model
@@ -21,8 +21,9 @@ from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.conversion import convert
 from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
+from paceline.engine.passes import Piece
 from paceline.engine.runner import Runner
-from paceline.errors import ModelNotUsable, StartupError
+from paceline.errors import ModelNotUsable, Overloaded, StartupError
 from paceline.planning.heads import read_heads_size
 from paceline.types import (
     GREEDY,
@@ -490,6 +491,38 @@ def test_a_full_cache_leaves_what_needs_no_room(pairs: dict[str, PairOfCheckpoin
     (verdict,) = verified(verifier, VerifyRow("a", 0, PROMPT[:8], (), propose_count=DRAFT_COUNT))
     expected = drafts_of_modules(folder, target, [*PROMPT[:8], verdict.next_token_id])
     assert verdict.draft_token_ids == tuple(expected[:1])
+
+
+def test_features_of_a_pass_that_ran_out_of_memory_fail_no_call(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one row were kept, and its sequence then took over what another had computed meanwhile: from then on
+    they were fewer than its tokens, and every call failed, of all callers."""
+    target = pairs["Llama"].target
+    options = replace(OPTIONS, kv_memory="4MiB", prefill_chunk_tokens=4 * MOST_WAITING)
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target, options)
+    system = tuple(range(20, 180))
+    long, other = VerifyRow("a", 0, (*system, *(7,) * 60), (), GREEDY), (*system, 8)
+    verified(verifier, VerifyRow("d", 0, (100,), ()))
+    take = HeadsDrafts.take
+
+    def take_one(self: HeadsDrafts, pieces: Sequence[Piece], features: torch.Tensor) -> None:
+        take(self, pieces[:1], features[: len(pieces[0].token_ids)])
+        raise torch.OutOfMemoryError("no memory for the next one's")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(HeadsDrafts, "take", take_one)
+        refused = verifier.verify([long, VerifyRow("b", 0, (3, 4), (), GREEDY)])
+    assert all(isinstance(one, Overloaded) for one in refused)
+    (verdict,) = verifier.verify([VerifyRow("c", 0, other, (), GREEDY)])
+    while isinstance(verdict, Prefilled):
+        row = VerifyRow("c", verdict.cached_length, other[verdict.cached_length :], ())
+        (verdict,) = verifier.verify([row])
+    # Others take the chunk: the long one takes over the beginning that is cached now, and computes nothing.
+    others = {"d": tuple(range(100, 300)), "e": tuple(range(50, 100))}
+    verifier.verify([*(VerifyRow(name, 0, one, (), GREEDY) for name, one in others.items()), long])
+    assert verifier.runner.cache.length("a") == len(system)
+    verified(verifier, VerifyRow("f", 0, PROMPT, (), propose_count=DRAFT_COUNT))
 
 
 def test_a_sequence_that_ends_leaves_nothing(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:

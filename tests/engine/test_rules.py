@@ -1,6 +1,7 @@
 """Rules sent once: what a service keeps, when a rule is sent again, and no decoding without a rule."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from paceline.types import (
     GREEDY,
     ChoiceRule,
     GenerationRequest,
+    Proposal,
     ProposeRow,
     RolledBack,
     SamplingParameters,
@@ -25,7 +27,7 @@ from paceline.types import (
 )
 from paceline.v1 import target_service_pb2 as pb
 from target_service.verifier import Verifier
-from tests.checkpoints import VOCABULARY_SIZE
+from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import collect, scheduling, submit
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, continuation
@@ -82,6 +84,26 @@ def test_a_draft_keeps_rules_as_a_target_does(runner: Runner) -> None:
     assert isinstance(unknown, RuleUnknown)
     assert drafter.propose([whole]) == drafter.propose([rest])
     assert drafter.propose([rest]) != drafter.propose([ProposeRow("c", 0, PROMPT, 3)])
+
+
+BEYOND = (END_TOKEN_ID, VOCABULARY_SIZE, VOCABULARY_SIZE + 1)
+BIASED = SamplingParameters(temperature=0.7, logit_bias=((5, 1.0), (VOCABULARY_SIZE, -9.0)))
+
+
+@pytest.mark.parametrize("sampling", [BIASED, SamplingParameters(repetition_penalty=1.1, min_new_tokens=9)])
+def test_a_draft_that_lacks_tokens_of_the_target_drafts_by_the_rest_of_the_rule(
+    sampling: SamplingParameters, runner: Runner
+) -> None:
+    """It refused every request that was not greedy, where the target's tuning had added its end token."""
+    drafter = Drafter(runner)
+    rest = replace(sampling, logit_bias=sampling.logit_bias[:1])
+    rule, known = ChoiceRule(sampling, 7, 4, BEYOND), ChoiceRule(rest, 7, 4, BEYOND[:1])
+    (first,), (second,) = (
+        drafter.propose([ProposeRow(name, 0, PROMPT, 6, one)]) for name, one in (("a", rule), ("b", known))
+    )
+    assert isinstance(first, Proposal) and first == second
+    again = drafter.propose([ProposeRow("a", 2, PROMPT[2:], 6, rule)])
+    assert again == [first]
 
 
 def test_nothing_is_decoded_without_a_rule(verifier: Verifier) -> None:

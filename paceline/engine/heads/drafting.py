@@ -219,13 +219,17 @@ class HeadsDrafts:
     def _lagging(self, drafting: Container[str]) -> list[_Part]:
         """Return what is to be taken in of sequences that draft nothing."""
         parts = list[_Part]()
-        for one, waiting in self._waiting.items():
+        for one, waiting in [*self._waiting.items()]:
             length = self._cache.length(one)
-            if one not in drafting and length:
-                waiting.cut(length)
-                # What follows the last token is not known yet.
-                if len(waiting.features) > MOST_WAITING:
-                    parts.append(self._part(one, length))
+            if one in drafting or not length:
+                continue
+            waiting.cut(length)
+            if waiting.stop < length - 1:
+                # Of a pass that ran out of memory: what follows was taken over from another sequence meanwhile.
+                self.forget(one)
+            # What follows the last token is not known yet.
+            elif len(waiting.features) > MOST_WAITING:
+                parts.append(self._part(one, length))
         return parts
 
     def _entering(self, parts: Sequence[_Part]) -> tuple[list[int], Tensor, list[Span]]:

@@ -53,7 +53,7 @@ def described(
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
         max_length=max_length_of(config),
-        end_token_ids=_end_token_ids(module),
+        end_token_ids=_end_token_ids(module, config.vocab_size),
         device=str(module.device),
         dtype=str(module.dtype).removeprefix("torch."),
         quantization="" if quantization == "none" else quantization,
@@ -217,9 +217,9 @@ def _mixes_experts(module: PreTrainedModel) -> bool:
     return any(type(one).__name__.endswith(("Experts", "MoE")) for one in module.modules())
 
 
-def _end_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
+def _end_token_ids(module: PreTrainedModel, vocabulary_size: int) -> tuple[int, ...]:
+    """Return the tokens that end outputs. Some configurations name one that no output can have, such as -1."""
     generation = module.generation_config
     value = generation.eos_token_id if generation is not None else module.config.eos_token_id
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (value,)
+    named = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(one for one in named if 0 <= one < vocabulary_size)
