@@ -68,7 +68,7 @@ class AutoPlanner:
         """By the class of the group's size, and lanes."""
         self._largest = 0
         """The class of the largest groups."""
-        self._recent: deque[RoundWork] = deque(maxlen=lanes)
+        self._recent: deque[tuple[int, RoundWork]] = deque(maxlen=lanes)
         """The latest rounds of all lanes, whatever their groups' sizes: the round of another lane takes its time from
         this one's."""
 
@@ -103,9 +103,12 @@ class AutoPlanner:
         self._outlooks.observe(wishes, report)
         is_usual = self._lanes.passed(cycle_s)
         if report.rows and not report.prepared_count and is_usual:
-            tokens = sum(row.committed_count for row in report.all_rows)
-            self._recent.append(RoundWork.of(report))
-            self._search(len(wishes)).observe(self._recent, cycle_s, tokens, is_decoding=report.is_decoding)
+            own = _size_class(len(wishes))
+            self._recent.append((own, RoundWork.of(report)))
+            works = [work for size, work in self._recent if size == own]
+            beside = [work for size, work in self._recent if size != own]
+            search = self._search(len(wishes))
+            search.observe(works, beside, cycle_s, is_decoding=report.is_decoding)
 
     def _search(self, group_size: int) -> "_Search":
         """Return the search shared by groups up to the same power of two, and for full groups by the lanes in use.
@@ -144,7 +147,9 @@ class _Search:
         self._best = first_counts[0]
         self._bend_count = 0.0
         self._goodput = 0.0
-        """Tokens that the group makes in one unit of time with the best count; 0: not known yet."""
+        """Tokens that are made in a unit of time with the best count, for each of this size's groups; 0: not known."""
+        self._beside_tokens = 0.0
+        """Those of groups of other sizes in a cycle, for each of this size's."""
         self.rounds_left = 0
         """Rounds until it is decided anew."""
         self._window_count = 0
@@ -199,7 +204,7 @@ class _Search:
 
     def _worth(self, outlooks: Sequence[Outlook]) -> float:
         """Return the tokens that a unit of time is worth. At first a group makes one a row in a plain round."""
-        return self._goodput or len(outlooks)
+        return self._goodput or len(outlooks) + self._beside_tokens
 
     def _asked(
         self, outlooks: Sequence[Outlook], asks: Sequence[Option], at_hand: Sequence[Option]
@@ -231,9 +236,14 @@ class _Search:
         without = work_of(at_hand)
         return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
 
-    def observe(self, works: Sequence[RoundWork], cycle_s: float, tokens: float, *, is_decoding: bool) -> None:
-        """Learn from the last of these rounds; the others ran beside it in other lanes."""
-        self._costs.add(works, cycle_s)
+    def observe(
+        self, works: Sequence[RoundWork], beside: Sequence[RoundWork], cycle_s: float, *, is_decoding: bool
+    ) -> None:
+        """Learn from the last of these rounds; the others ran in its cycle too, those `beside` with other sizes."""
+        tokens = works[-1].committed_count
+        others = sum(one.committed_count for one in beside) / len(works)
+        self._beside_tokens = smoothed(self._beside_tokens, others)
+        self._costs.add(works, cycle_s, beside)
         time = cycle_s / self._costs.unit_s
         self._spent += time
         self._heads.passed(time)
@@ -248,7 +258,7 @@ class _Search:
             if self.is_known:
                 usual = min(time, LONGEST * self._best_time)
                 self._promised = GIVEN_MEMORY * self._promised + self._goodput * usual
-                self._given = GIVEN_MEMORY * self._given + tokens
+                self._given = GIVEN_MEMORY * self._given + tokens + others
         elif self._count in self._trials and self._best_tokens and self._best_time:
             trial = self._trials[self._count]
             trial.lost += time - tokens / self._best_tokens * self._best_time
@@ -271,7 +281,7 @@ class _Search:
     def promises(self, outlooks: Sequence[Outlook]) -> list[Promise]:
         """Return what each count promises now, from 0 on."""
         self._costs.fit()
-        return Promises(outlooks, self._costs, self._worth(outlooks), self._best).all()
+        return Promises(outlooks, self._costs, self._worth(outlooks), self._best, self._beside_tokens).all()
 
     def _missing(self, promises: Sequence[Promise]) -> list[int]:
         """Return the first counts that were not measured yet and that may be the best."""

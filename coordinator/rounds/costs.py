@@ -83,6 +83,8 @@ class RoundWork:
     """Tokens of the rows' texts, which the target has cached: a verify attends to all of them."""
     further: "Sequence[RoundWork]" = ()
     """The target's work of further rounds in the same call."""
+    committed_count: int = 0
+    """Tokens that it brought."""
 
     @staticmethod
     def of(report: RoundReport) -> "RoundWork":
@@ -98,6 +100,7 @@ class RoundWork:
                 # What followed the ends of all outputs took a pass's time.
                 *(RoundWork(0) for _ in range(report.pass_count - 1 - len(report.further))),
             ],
+            sum([row.committed_count for row in report.all_rows]),
         )
 
     def target_amounts(self) -> list[float]:
@@ -166,6 +169,10 @@ class RoundCosts:
         """Of the latest times, for each unit that was expected of them."""
         self._drift = 1.0
         """Mean of the latest times over what was expected of them."""
+        self._beside: Sequence[list[float]] = ()
+        """Amounts of the rounds of other sizes that ran beside the latest one."""
+        self._share = 1.0
+        """Of the rounds of a cycle, those of this size."""
 
     def as_guess(self) -> "RoundCosts":
         """Return costs that begin with these, and soon follow what they learn themselves."""
@@ -195,10 +202,10 @@ class RoundCosts:
         return self._round_counts.get(step_count, 0)
 
     def price(self, part: str, model: str = "") -> float:
-        """Return the price of one unit of a part."""
+        """Return the price of one unit of a part, in each round of this size."""
         if part in CALL_PARTS:
-            return self._call_prices(model)[CALL_PARTS.index(part)]
-        return self._prices[TARGET_PARTS.index(part)]
+            return self._share * self._call_prices(model)[CALL_PARTS.index(part)]
+        return self._share * self._prices[TARGET_PARTS.index(part)]
 
     def drafted_price(self, bend_count: float) -> float:
         """Return the price of one more draft token in a verify that is beyond so many bends, or beyond part of one."""
@@ -212,6 +219,8 @@ class RoundCosts:
         time = self._sum(work.target_amounts())
         for model, call in (work.draft_calls or {}).items():
             time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
+        if self._beside:
+            time = self._share * time + (1 - self._share) * self._sum(_mean(self._beside))
         return max(LEAST, time + self._rest(work.step_count))
 
     def doubt(self, work: RoundWork, beside: RoundWork) -> float:
@@ -220,7 +229,7 @@ class RoundCosts:
         if more not in self._doubts:
             amounts = [*more, *[0.0] * (len(self._prices) - len(more))]
             self._doubts[more] = sqrt(self._variance * self._all_sums().variance(amounts))
-        return self._doubts[more]
+        return self._share * self._doubts[more]
 
     def catching_up(self, work: RoundWork) -> float:
         """Return the time in which draft services take in what they had missed."""
@@ -228,9 +237,14 @@ class RoundCosts:
             self.price(CAUGHT_UP, model) * call.caught_up_count for model, call in (work.draft_calls or {}).items()
         )
 
-    def add(self, works: Sequence[RoundWork], cycle_s: float) -> None:
-        """Learn from the last of these rounds, whose cycle took so long; the others ran beside it, in other lanes."""
-        work, mean = works[-1], _mean([*map(self._amounts, works)])
+    def add(self, works: Sequence[RoundWork], cycle_s: float, beside: Sequence[RoundWork] = ()) -> None:
+        """Learn from the last of these rounds, whose cycle took so long.
+
+        The others ran in it too, in other lanes; those `beside` had groups of other sizes.
+        """
+        self._beside = [*map(self._amounts, beside)]
+        self._share = len(works) / (len(works) + len(beside))
+        work, mean = works[-1], _mean([*self._beside, *map(self._amounts, works)])
         foreseen = self._sum(mean)
         self.unit_s = self.unit_s or cycle_s / foreseen
         expected = max(LEAST, foreseen + self._rest(work.step_count))

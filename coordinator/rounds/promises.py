@@ -51,12 +51,18 @@ class _View:
 class Promises:
     """Of one group, by count. Times are multiples of the costs' unit."""
 
-    def __init__(self, outlooks: Sequence[Outlook], costs: RoundCosts, goodput: float, best: int) -> None:
-        """`goodput` is what a unit of time is worth, in tokens. Counts other than `best` are trials."""
+    def __init__(
+        self, outlooks: Sequence[Outlook], costs: RoundCosts, goodput: float, best: int, beside_tokens: float
+    ) -> None:
+        """`goodput` is what a unit of time is worth, in tokens. Counts other than `best` are trials.
+
+        `beside_tokens` come in the same time, whatever the count, from groups of other sizes.
+        """
         self._outlooks = outlooks
         self._costs = costs
         self._goodput = goodput
         self._best = best
+        self._beside_tokens = beside_tokens
         self._most = max((len(drawn.chances) for one in outlooks for drawn in one.drawn.values()), default=0)
         self._cached_count = sum([len(one.generation.token_ids) for one in outlooks])
         self._views: dict[float, _View] = {}
@@ -114,7 +120,7 @@ class Promises:
         if count != self._best and not work.draft_calls:
             options = with_trial(options, view.asked[count_or_last], self._outlooks, options)
             work = self._work_of(options)
-        tokens = len(options) + sum([one.tokens for one in options])
+        tokens = self._beside_tokens + len(options) + sum([one.tokens for one in options])
         time = missed_time = 0.0
         for outlook, one in zip(self._outlooks, options, strict=True):
             if one.caught_up_count:

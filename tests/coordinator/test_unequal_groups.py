@@ -7,6 +7,8 @@ import random
 from itertools import takewhile
 from statistics import fmean
 
+import pytest
+
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.requests.guess import Guess
@@ -17,8 +19,8 @@ from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftSource, HopTime
 from tests.fakes.draft_worlds import RIGHT, WRONG, group_of
 
-SIZES = [(8, 2), (6, 4), (7, 3)]
-"""Rows of both lanes' groups: ten requests."""
+LOADS = {"that change": [(8, 2), (6, 4), (7, 3)], "of eight and two": [(8, 2)]}
+"""Rows of both lanes' groups, as they take turns: ten requests."""
 HEADS, HEADS_CHANCE = 5, 0.7
 COPIES_SHARE, COPIES_CHANCE = 0.3, 0.6
 """Share of rows that have a long copy, and the chance of each of its tokens."""
@@ -57,17 +59,17 @@ def verified(one: Generation, wish: Wish, rng: random.Random) -> RowReport:
     return RowReport(len(wish.token_ids), accepted, accepted + 1, source, "", one, tokens, one.heads_draft)
 
 
-def tokens_per_s(planner: DraftPlanner, seed: int, *, copies: bool) -> float:
+def tokens_per_s(planner: DraftPlanner, load: str, seed: int, *, copies: bool) -> float:
     """Run rounds in two lanes by turns, each beside the latest one of the other; return what the later ones give."""
     rng = random.Random(seed)
-    rows_at_hand = group_of(sum(SIZES[0]))
+    rows_at_hand = group_of(10)
     for one in rows_at_hand if copies else ():
         one.guessers = {DraftSource.SUFFIX: Copies(rng)}
-    passes_s, sizes = [0.0, 0.0], SIZES[0]
+    passes_s, sizes = [0.0, 0.0], LOADS[load][0]
     count, spent_s = 0, 0.0
     for number in range(ROUNDS):
         if number % 20 == 0:
-            sizes = rng.choice(SIZES)
+            sizes = rng.choice(LOADS[load])
         lane = number % 2
         group = rows_at_hand[sizes[0] :] if lane else rows_at_hand[: sizes[0]]
         wishes = planner.plan(group, {})
@@ -83,12 +85,13 @@ def tokens_per_s(planner: DraftPlanner, seed: int, *, copies: bool) -> float:
     return count / spent_s
 
 
-def test_what_drafts_cost_is_learned_from_the_rounds_of_all_sizes() -> None:
+@pytest.mark.parametrize("load", LOADS)
+def test_what_drafts_cost_is_learned_from_the_rounds_of_all_sizes(load: str) -> None:
     """Each size had learned from its own rounds alone: one of six rows beside four takes as long as one of eight beside
     two, so drafts seemed to cost nothing, and long copies were verified that are seldom right."""
     seeds = range(3)
     best = max(
-        fmean(tokens_per_s(FixedPlanner(count, count), seed, copies=False) for seed in seeds)
+        fmean(tokens_per_s(FixedPlanner(count, count), load, seed, copies=False) for seed in seeds)
         for count in range(1, HEADS + 1)
     )
-    assert fmean(tokens_per_s(AutoPlanner(2, HEADS), seed, copies=True) for seed in seeds) > 0.96 * best
+    assert fmean(tokens_per_s(AutoPlanner(2, HEADS), load, seed, copies=True) for seed in seeds) > 0.975 * best
