@@ -92,8 +92,8 @@ class CoordinatorSettings(ServiceSettings):
     )
     max_message_bytes: GrpcCount = Field(
         default=MAX_REQUEST_BYTES,
-        description="largest message, received or sent, of clients and model services; a larger one ends its call "
-        "with RESOURCE_EXHAUSTED",
+        description="largest message, received or sent, of clients; a larger one ends its call with "
+        "RESOURCE_EXHAUSTED; those of model services may have 16 MiB, or as much as this if that is more",
     )
     queue_limit: Count = Field(
         default=1024,

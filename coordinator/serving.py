@@ -27,6 +27,7 @@ from paceline.observe.tracing import traced_calls, traced_channel, traced_reques
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
+from paceline.security.limits import MAX_MESSAGE_BYTES
 from paceline.shared_stream import STREAM_METHOD
 from paceline.wire import RunningServer, ServerOptions, open_channel, running_server, termination
 
@@ -157,7 +158,8 @@ class ModelServices:
             retried_services,
             security=replace(self.security, authority=str(address)),
             wrap=traced_channel(self.watched.tracer),
-            max_message_bytes=self.settings.max_message_bytes,
+            # What clients are kept to bounds no group of their requests, nor the target's tokenizer.
+            max_message_bytes=max(self.settings.max_message_bytes, MAX_MESSAGE_BYTES),
         )
 
 

@@ -9,7 +9,8 @@ from paceline import types
 from paceline.errors import PeerFailed
 from paceline.v1 import common_pb2, target_service_pb2
 
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 1 << 16
+"""Much less than services' limits on a message may be, for which `LEAST_MESSAGE_BYTES` leaves room."""
 
 
 def model_to_pb(model: types.ModelDescription) -> common_pb2.ModelDescription:

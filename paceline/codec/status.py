@@ -14,8 +14,12 @@ from grpc import StatusCode
 from paceline import errors
 
 DOMAIN = "paceline"
-MAX_TEXT_LENGTH = 1000
-"""Most characters of a message or a metadata value: both may quote a request, and gRPC trailers have little room."""
+MAX_TEXT_BYTES = 1000
+"""Most bytes, as UTF-8, of a message or a metadata value: both may quote a request, and gRPC may refuse trailers of
+more than 8 KiB. A byte of a message takes up to 3 in the status text, where %XX stands for all but ASCII, and in base64
+4/3 both beside the details and in one of them. With one metadata value as long that makes 7,000."""
+FINAL_REFUSALS = ("message larger than max", "metadata size exceeds")
+"""Words of gRPC itself, at either end, for what it will refuse again. Their code alone would mean to try again."""
 
 _CODES = {code.value[0]: code for code in StatusCode}
 
@@ -60,7 +64,11 @@ def _details(error: errors.PacelineError) -> Iterable[Message]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= MAX_TEXT_LENGTH else text[: MAX_TEXT_LENGTH - 1] + "…"
+    content = text.encode()
+    if len(content) <= MAX_TEXT_BYTES:
+        return text
+    # A character that is cut in two is left out.
+    return content[: MAX_TEXT_BYTES - len("…".encode())].decode(errors="ignore") + "…"
 
 
 def error_from_pb(status: status_pb2.Status) -> errors.PacelineError:
@@ -84,7 +92,6 @@ def _kind(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> type[
     kind = _ERROR_BY_CODE.get(_CODES.get(status.code, StatusCode.UNKNOWN), errors.PeerFailed)
     if info.domain == DOMAIN:
         return _ERROR_BY_REASON.get(info.reason, kind)
-    # gRPC itself sends this text, at either end. The code alone would mean that the call may be repeated.
-    if kind is errors.Overloaded and "message larger than max" in status.message:
+    if kind is errors.Overloaded and any(words in status.message for words in FINAL_REFUSALS):
         return errors.MessageTooLarge
     return kind

@@ -2,6 +2,8 @@
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Bytes per message in either direction. A group of 64 rows of 32k tokens takes 6 MiB."""
+LEAST_MESSAGE_BYTES = 1 << 17
+"""Lowest limit that a model service can work with: its tokenizer comes in pieces of half of that."""
 MAX_CONCURRENT_STREAMS = 1024
 """Concurrent calls on one connection; further calls wait at the caller."""
 MAX_CHANNEL_ARGUMENT = (1 << 31) - 1

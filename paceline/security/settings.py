@@ -6,7 +6,12 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings
 
-from paceline.security.limits import MAX_CHANNEL_ARGUMENT, MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES
+from paceline.security.limits import (
+    LEAST_MESSAGE_BYTES,
+    MAX_CHANNEL_ARGUMENT,
+    MAX_CONCURRENT_STREAMS,
+    MAX_MESSAGE_BYTES,
+)
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=1)]
@@ -51,7 +56,7 @@ class SecuritySettings(BaseSettings):
         "commands of paceline, which ask for it; false at a model service needs --tls-allowed-names, since its "
         "coordinator must be told",
     )
-    max_message_bytes: GrpcCount = Field(
+    max_message_bytes: Annotated[int, Field(ge=LEAST_MESSAGE_BYTES, le=MAX_CHANNEL_ARGUMENT)] = Field(
         default=MAX_MESSAGE_BYTES,
         description="largest message, received or sent; a larger one ends its call with RESOURCE_EXHAUSTED",
     )

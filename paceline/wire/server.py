@@ -165,9 +165,16 @@ async def _health_server(
     if options.health_port is None:
         yield None
         return
-    server = grpc.aio.server(options=_common(options))
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    address = host_port(host, _bind(server, Listening("--health-port", host, options.health_port), None))
+    calls = HeardCalls()
+
+    def make(port: int) -> tuple[grpc.aio.Server, int]:
+        server = without_registration(grpc.aio.server(interceptors=[calls], options=_common(options)))
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        return server, _bind(server, Listening("--health-port", host, port), None)
+
+    # It lasts as the main port does: probes that it no longer answered would have the process restarted.
+    server = LastingServer(make, options.health_port, calls, lambda: None)
+    address = host_port(host, server.port)
     await server.start()
     log.info("health checks are answered in plaintext", address=address)
     try:

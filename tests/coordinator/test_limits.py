@@ -11,16 +11,20 @@ from prometheus_client import CollectorRegistry
 from coordinator.door.admission import Admission
 from coordinator.door.limits import RequestLimits
 from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
+from coordinator.serving import running_coordinator
 from paceline.checks import MAX_PROPOSED_COUNT
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge
-from paceline.types import GenerationRequest, Proposal, ProposeRow, TokenIds, VerifyRow
+from paceline.observe.metrics import new_registry
+from paceline.process.instruments import Instruments
+from paceline.security.limits import LEAST_MESSAGE_BYTES
+from paceline.types import GenerationRequest, Proposal, ProposeRow, Text, TokenIds, TokenizerFiles, VerifyRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
 from paceline.wire import ServerOptions, open_channel
 from tests.clusters import model_server
 from tests.conftest import PairOfCheckpoints
-from tests.coordinators import SERVED, fake_server
+from tests.coordinators import SERVED, fake_server, settings_of
 from tests.fakes.draft_servers import draft_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
@@ -88,6 +92,31 @@ async def test_a_message_beyond_the_limit_is_refused_at_once_and_not_repeated() 
         with pytest.raises(MessageTooLarge, match="1000"):
             await client.complete(replace(REQUEST, prompt=TokenIds((5,) * 2000)))
         assert (await client.complete(REQUEST)).token_ids == continuation((5, 6, 7), 40)
+
+
+async def test_the_limit_on_clients_messages_bounds_none_of_the_model_services() -> None:
+    """A coordinator whose clients were kept to less than a piece of the tokenizer did not start."""
+    limit = 4096
+    async with model_server("target", "builtin:target") as target:
+        assert target.runner.model.tokenizer
+        assert len(target.runner.model.tokenizer.tokenizer_json) > limit
+        settings = settings_of(draft="none", target=target.address, max_message_bytes=limit)
+        async with (
+            running_coordinator(settings, Instruments(new_registry("coordinator"), None)) as server,
+            Client(server.address) as client,
+        ):
+            request = GenerationRequest(Text("one two three"), max_new_tokens=4)
+            assert len((await client.complete(request)).token_ids) == 4
+            with pytest.raises(MessageTooLarge, match=str(limit)):
+                await client.complete(replace(request, prompt=Text("x" * limit)))
+
+
+async def test_a_target_kept_to_the_least_message_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ServerOptions(max_message_bytes=LEAST_MESSAGE_BYTES)
+    files = TokenizerFiles("é" * LEAST_MESSAGE_BYTES, "", "{}")
+    async with model_server("target", "builtin:target", server_options=options) as target:
+        monkeypatch.setattr(target.runner, "model", replace(target.runner.model, tokenizer=files))
+        assert await RemoteVerifier(target.channel, TIMEOUT_S).download_tokenizer() == files
 
 
 async def test_a_call_with_too_many_rows_is_told_the_limit(pairs: dict[str, PairOfCheckpoints]) -> None:

@@ -119,6 +119,7 @@ def test_a_setting_that_is_needed_is_named_as_flag_and_variable(capsys: pytest.C
         (TargetSettings, ["--memory", "60%"], "--memory '60%': give bytes such as 16GiB"),
         (TargetSettings, ["--memory", "1,5GiB"], "--memory '1,5GiB': give bytes such as 16GiB"),
         (TargetSettings, ["--kv-memory", "16GiB/2"], "--kv-memory '16GiB/2': give bytes such as 512MiB"),
+        (TargetSettings, ["--max-message-bytes", "65536"], "--max-message-bytes '65536': give 131072 or more"),
         (
             DraftSettings,
             ["--memory", "2GiB", "--kv-memory", "1GiB"],

@@ -1,7 +1,9 @@
 """Round trips through protobuf and through statuses."""
 
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import fields, replace
+from urllib.parse import quote
 
 import pytest
 from google.rpc import status_pb2
@@ -15,6 +17,9 @@ from paceline.codec.cluster import cluster_from_pb, cluster_to_pb
 from paceline.v1 import common_pb2, generation_service_pb2, target_service_pb2
 from tests.fakes.model_services import describe
 
+GRPCS_METADATA_BYTES = 8192
+"""From here on gRPC refuses metadata by chance, and from twice that always."""
+OTHER_TRAILERS_BYTES = 512
 COUNTS = st.integers(0, 2**31 - 1)
 IDS = st.lists(COUNTS).map(tuple)
 PROMPTS = st.builds(types.Text, st.text()) | st.builds(types.UserMessage, st.text()) | st.builds(types.TokenIds, IDS)
@@ -53,12 +58,22 @@ def test_every_error_survives_the_wire(kind: type[errors.PacelineError]) -> None
     assert vars(back) == vars(error)
 
 
-def test_an_error_that_quotes_a_long_request_stays_short() -> None:
-    long = "x" * 10**6
-    pb = status.error_to_pb(errors.InvalidRequest(long, {"sequence_id": long}, field="prompt"))
-    assert pb.ByteSize() < 5 * status.MAX_TEXT_LENGTH
+@pytest.mark.parametrize("character", ["x", "%", "\n", "é", "字", "😀"])
+def test_an_error_that_quotes_a_long_request_leaves_room_in_grpcs_trailers(character: str) -> None:
+    """1,000 characters that are no ASCII took more than gRPC lets through: it said "full", and clients tried on."""
+    long = character * 10**5
+    pb = status.error_to_pb(errors.InvalidRequest(long, {"sequence_id": long}, field="chat.template_arguments"))
+    status_text, details = quote(pb.message), b64encode(pb.SerializeToString())
+    assert len(status_text) + len(details) < GRPCS_METADATA_BYTES - OTHER_TRAILERS_BYTES
     back = status.error_from_pb(pb)
-    assert len(back.message) == len(back.metadata["sequence_id"]) == status.MAX_TEXT_LENGTH
+    for text in (back.message, back.metadata["sequence_id"]):
+        assert text == character * (len(text) - 1) + "…"
+        assert len(text.encode()) > status.MAX_TEXT_BYTES - len(character.encode())
+
+
+@given(st.text(max_size=status.MAX_TEXT_BYTES // 4) | st.text(st.characters(max_codepoint=127), max_size=1000))
+def test_an_error_of_usual_length_is_told_whole(text: str) -> None:
+    assert status.error_from_pb(status.error_to_pb(errors.PeerFailed(text))).message == text
 
 
 def test_reasons_tell_all_errors_apart() -> None:
@@ -77,6 +92,19 @@ def test_reasons_tell_all_errors_apart() -> None:
 )
 def test_a_strangers_status_becomes_the_nearest_error(code: StatusCode, kind: type[errors.PacelineError]) -> None:
     assert type(status.error_from_pb(status_pb2.Status(code=code.value[0], message="x"))) is kind
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "CLIENT: Received message larger than max (108216 vs. 32768)",
+        "received metadata size exceeds hard limit (19906 vs. 16384)",
+        "received metadata size exceeds soft limit (8419 vs. 8192)",
+    ],
+)
+def test_what_grpc_would_refuse_again_is_not_taken_for_a_full_service(words: str) -> None:
+    refused = status_pb2.Status(code=StatusCode.RESOURCE_EXHAUSTED.value[0], message=f"Stream removed ({words})")
+    assert type(status.error_from_pb(refused)) is errors.MessageTooLarge
 
 
 @given(st.lists(st.builds(types.ProposeRow, st.text(), COUNTS, IDS, COUNTS)))

@@ -1,13 +1,23 @@
-"""A server told to stop waits for the calls that it hears, and for no others."""
+"""A server outlasts a path that is not UTF-8; told to stop, it waits for the calls that it hears, and for no others."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from structlog.testing import capture_logs
 
-from paceline.wire import lasting
+from paceline.wire import RunningServer, ServerOptions, lasting, open_channel, running_server
 from paceline.wire.lasting import HeardCalls, LastingServer
+from tests.spans import until
+
+TIMEOUT_S = 60.0
+Status = health_pb2.HealthCheckResponse
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
+"""HTTP/2's frame without settings, which every connection begins with."""
 
 
 class WaitingServer:
@@ -65,3 +75,71 @@ async def test_a_call_that_is_heard_has_its_grace(stopping: tuple[HeardCalls, La
     is_answered.set()
     await call
     await stop
+
+
+def literal(text: bytes) -> bytes:
+    """Return a text as headers of HTTP/2 hold it, after its length."""
+    return bytes([len(text)]) + text
+
+
+def call_of(path: bytes) -> bytes:
+    """Return what a client sends over a new connection to call a path. gRPC's own clients send no broken ones."""
+    post, http = b"\x83", b"\x86"  # entries of HTTP/2's table: POST, and http
+    known = post + http + b"\x04" + literal(path) + b"\x01" + literal(b"x") + b"\x0f\x10" + literal(b"application/grpc")
+    headers = known + b"\x00" + literal(b"te") + literal(b"trailers")
+    whole_first_stream = b"\x01\x04\0\0\0\x01"
+    return PREFACE + SETTINGS + len(headers).to_bytes(3, "big") + whole_first_stream + headers
+
+
+async def break_listener(address: str) -> None:
+    """Call a path that is not UTF-8, and wait until the server has listened anew."""
+    host, _, port = address.rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    with capture_logs() as logs:
+        writer.write(call_of(b"/grpc.health.v1.Health/\xff\xfe"))
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await until(lambda: any("listening anew" in line["event"] for line in logs))
+        finally:
+            writer.transport.abort()
+
+
+def address_of(server: RunningServer, port: str) -> str:
+    assert server.health_address
+    return {"--port": server.address, "--health-port": server.health_address}[port]
+
+
+PORTS = pytest.mark.parametrize("port", ["--port", "--health-port"])
+
+
+@PORTS
+async def test_a_path_that_is_no_text_keeps_no_later_caller_out(port: str) -> None:
+    """One frame ended the health port until the process ended, and the probes ended the process."""
+    options = ServerOptions(health_port=0)
+    async with running_server("127.0.0.1", 0, [], lambda server: None, grace_s=0, options=options) as server:
+        await server.set_serving(True)
+        address = address_of(server, port)
+        for _ in range(2):
+            await break_listener(address)
+            async with open_channel(address) as channel:
+                stub: Any = health_pb2_grpc.HealthStub(channel)
+                check = stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S, wait_for_ready=True)
+                assert (await check).status == Status.SERVING
+
+
+@PORTS
+async def test_a_call_under_way_outlasts_a_path_that_is_no_text_and_keeps_no_server_from_ending(port: str) -> None:
+    options = ServerOptions(health_port=0)
+    async with AsyncExitStack() as opened:
+        async with running_server("127.0.0.1", 0, [], lambda server: None, grace_s=0, options=options) as server:
+            address = address_of(server, port)
+            stub: Any = health_pb2_grpc.HealthStub(await opened.enter_async_context(open_channel(address)))
+            watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+            assert (await watch.read()).status == Status.NOT_SERVING
+            await break_listener(address)
+            await server.set_serving(True)
+            assert (await watch.read()).status == Status.SERVING
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            while await watch.read() is not grpc.aio.EOF:
+                pass
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
