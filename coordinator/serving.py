@@ -84,6 +84,7 @@ async def open_door(
             options.checks,
             traced_requests(watched.tracer),
             most=options.max_concurrent_streams,
+            most_bytes=options.max_message_bytes,
             age_s=CLIENTS_CONNECTION_AGE_S,
         )
         servicer = GenerationServicer(_facts(settings, parts), calls, parts.drafts, parts.statistics, streams)

@@ -33,6 +33,7 @@ from paceline.errors import (
     Overloaded,
     PeerFailed,
     PeerUnavailable,
+    SharedStreamLost,
 )
 from paceline.observe.tracing import traced_call, traced_channel
 from paceline.received import Received
@@ -68,7 +69,7 @@ __all__ = [
 ]
 
 MOST_SHARED_BYTES = 64 << 10
-"""Longer requests have a call of their own: one that is too large ends its stream, and others would wait behind it."""
+"""Longer requests have a call of their own: others of the stream would wait behind them."""
 DESCRIBE_TIMEOUT_S = 10.0
 OnAccepted = Callable[[GenerationAccepted], None]
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -176,7 +177,7 @@ class Client:
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         rest = _seeded(request)
         received, outage = Received(rest), self._outage(ends_at_s)
-        attempts = _Attempts(received, outage)
+        attempts, may_share = _Attempts(received, outage), True
 
         def accept(accepted: GenerationAccepted) -> None:
             received.accept(accepted)
@@ -188,7 +189,7 @@ class Client:
             asked = self._next
             try:
                 with named_time(timeout_s):
-                    async for piece in self._stream(rest, remaining_s, accept, trace_headers):
+                    async for piece in self._stream(rest, remaining_s, accept, trace_headers, may_share):
                         received.add(piece)
                         outage.over()
                         yield piece
@@ -197,6 +198,7 @@ class Client:
                 await self._leave_other_model(error, asked, attempts)
             except (PeerUnavailable, Overloaded) as error:
                 self._without_streams.discard(asked)  # what comes back may be newer
+                may_share = may_share and not isinstance(error, SharedStreamLost)  # this request may be at fault
                 if received.is_whole:
                     return  # only the end of the stream was lost
                 await self._leave_failed(error, asked, attempts)
@@ -235,9 +237,14 @@ class Client:
         return True
 
     async def _stream(
-        self, request: GenerationRequest, timeout_s: float | None, accept: OnAccepted, trace_headers: Mapping[str, str]
+        self,
+        request: GenerationRequest,
+        timeout_s: float | None,
+        accept: OnAccepted,
+        trace_headers: Mapping[str, str],
+        may_share: bool,
     ) -> AsyncGenerator[OutputPiece, None]:
-        responses = self._responses(self._next, request_to_pb(request), timeout_s, trace_headers)
+        responses = self._responses(self._next, request_to_pb(request), timeout_s, trace_headers, may_share)
         async with aclosing(responses):
             async for message in responses:
                 # Acceptance is no progress and must not end an outage, because the request still waits.
@@ -252,9 +259,10 @@ class Client:
         request: generation_service_pb2.GenerateTextRequest,
         timeout_s: float | None,
         trace_headers: Mapping[str, str],
+        may_share: bool,
     ) -> AsyncGenerator[generation_service_pb2.GenerateTextResponse, None]:
-        """Yield the responses of a coordinator, over the shared stream if it knows that. Closing cancels."""
-        may_share = self._shared and request.ByteSize() <= MOST_SHARED_BYTES
+        """Yield the responses of a coordinator, over the shared stream if it may and that is known. Closing cancels."""
+        may_share = may_share and bool(self._shared) and request.ByteSize() <= MOST_SHARED_BYTES
         if may_share and asked not in self._without_streams:
             try:
                 with traced_call(self._tracer, STREAM_METHOD, self._addresses[asked]) as headers:

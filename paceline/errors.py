@@ -15,6 +15,7 @@
       Overloaded               RESOURCE_EXHAUSTED    no room now; try again after `retry_after_s`
         CacheFull                                    other sequences leave no room for a row's tokens
       PeerUnavailable          UNAVAILABLE           a service cannot be reached
+        SharedStreamLost                             a message too large for a stream ended it, nobody knows whose
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
       NoChoice                 INTERNAL              a model's logits leave no token to choose: its row fails alone
       PeerFailed               INTERNAL              a service failed in a way it did not explain
@@ -144,6 +145,10 @@ class CacheFull(Overloaded):
 class PeerUnavailable(PacelineError):
     code = grpc.StatusCode.UNAVAILABLE
     reason = "PEER_UNAVAILABLE"
+
+
+class SharedStreamLost(PeerUnavailable):
+    reason = "SHARED_STREAM_LOST"
 
 
 class CallTimedOut(PacelineError):

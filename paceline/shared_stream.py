@@ -2,6 +2,9 @@
 
 Owns the stream, which is opened when it is needed, and the names of the calls on it. A call whose pieces are not read
 is held, so that it keeps no other call waiting. Knows nothing of retries: a stream that breaks fails its calls.
+
+A message too large for gRPC ends its stream. Several calls get SharedStreamLost then, to go on without sharing,
+where the one at fault learns of it and harms no other.
 """
 
 import asyncio
@@ -14,7 +17,8 @@ import grpc
 
 from paceline.codec.callers import caller_to_pb
 from paceline.codec.status import error_from_pb
-from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, MessageTooLarge, PacelineError, PeerUnavailable, SharedStreamLost
+from paceline.security.limits import MAX_MESSAGE_BYTES
 from paceline.tasks import kept_task, outlasting
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
@@ -30,6 +34,8 @@ MOST_CALLS = 1000
 """Calls of a stream after which others go to another, unless the coordinator takes fewer."""
 MOST_CALLS_KEY = "paceline-most-calls"
 """Names what a coordinator takes, in the metadata that it answers a stream with at once."""
+MOST_BYTES_KEY = "paceline-most-bytes"
+"""Names, there too, the bytes that a message may have. One that is larger ends the stream with all its calls."""
 
 
 class SharedStream:
@@ -132,6 +138,7 @@ class _Opened:
         self._writing = asyncio.Lock()
         self._has_failed_write = False
         self._most_calls = MOST_CALLS
+        self._most_bytes = MAX_MESSAGE_BYTES
         self._telling: set[asyncio.Task[None]] = set()
         # A write that fails hides the status of the stream, such as that of a coordinator that knows no streams.
         self._begun = asyncio.create_task(self._begin())
@@ -140,14 +147,16 @@ class _Opened:
     async def start(self, started: pb.StartedCall) -> _Call | None:
         """Begin a call. Return None when the stream takes no more, though calls are under way on it."""
         call = _Call(next(self._ids))
+        message = pb.GenerateStreamRequest(call_id=call.call_id, start=started)
         self._calls[call.call_id] = call
         try:
             await asyncio.wait((self._begun,))
             if len(self._calls) > self._most_calls:
                 del self._calls[call.call_id]
                 return None
+            self._check_size(message)
             if not self._stream.done():
-                await self._written(pb.GenerateStreamRequest(call_id=call.call_id, start=started))
+                await self._written(message)
         except asyncio.InvalidStateError:
             if not self._stream.done():  # half-closed, as its channel does when certificates rotate
                 del self._calls[call.call_id]
@@ -165,6 +174,14 @@ class _Opened:
         told = dict(await self._stream.initial_metadata())
         # At least one: a stream that takes none would be opened again and again.
         self._most_calls = max(1, min(MOST_CALLS, int(told.get(MOST_CALLS_KEY, MOST_CALLS))))
+        self._most_bytes = int(told.get(MOST_BYTES_KEY, MAX_MESSAGE_BYTES))
+
+    def _check_size(self, message: pb.GenerateStreamRequest) -> None:
+        if (byte_count := message.ByteSize()) > self._most_bytes:
+            raise MessageTooLarge(
+                f"the request has {byte_count} bytes, and the coordinator takes at most {self._most_bytes}; "
+                "shorten the prompt, or have the coordinator's --max-message-bytes raised"
+            )
 
     @property
     def has_ended(self) -> bool:
@@ -205,6 +222,8 @@ class _Opened:
         finally:
             self.takes_calls = False
             calls, self._calls = self._calls, {}
+            if isinstance(failure, MessageTooLarge) and len(calls) > 1:
+                failure = SharedStreamLost(f"a message of one of {len(calls)} calls ended their stream: {failure}")
             for call in calls.values():
                 call.end(failure)
 

@@ -20,9 +20,17 @@ Around = Callable[[str, Any], AbstractContextManager[object]]
 
 class OpenStreams:
     def __init__(
-        self, method: str, calls: Calls, checks: Collection[Check], around: Around | None, *, most: int, age_s: float
+        self,
+        method: str,
+        calls: Calls,
+        checks: Collection[Check],
+        around: Around | None,
+        *,
+        most: int,
+        most_bytes: int,
+        age_s: float,
     ) -> None:
-        """Each stream has at most `most` calls at once, and takes new ones for `age_s`.
+        """Each stream has at most `most` calls at once, and takes new ones for `age_s`. `most_bytes` is for a message.
 
         `checks` are made for each call again: a token may have been revoked since the stream began. `around` is that of
         `Exchanges`.
@@ -32,6 +40,7 @@ class OpenStreams:
         self._checks = checks
         self._around = around
         self.most = most
+        self.most_bytes = most_bytes
         self._age_s = age_s
         self._open: set[StreamedCalls] = set()
         self._ending: WeakSet[asyncio.Task[None]] = WeakSet()
@@ -45,7 +54,7 @@ class OpenStreams:
             check_caller(self._checks, self._method, context)
             return self._calls.arrived()
 
-        calls = StreamedCalls(begin, self._around_call, self.most)
+        calls = StreamedCalls(begin, self._around_call, self.most, self.most_bytes)
         ageing = asyncio.get_running_loop().call_later(self._age_s, calls.take_no_more)
 
         def end(_: object) -> None:

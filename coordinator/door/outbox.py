@@ -1,7 +1,8 @@
 """What is to be sent on a stream of calls, and the messages that carry it: one for all that a round gives.
 
 A round puts the pieces of its whole group before anything else runs, so all of them go into one message. While nobody
-reads the messages, nothing is taken out of the calls' own streams: these pause their generations. Knows nothing of how
+reads the messages, nothing is taken out of the calls' own streams: these pause their generations. gRPC ends a whole
+stream for a message that is too large, so none is made: what is too large alone ends its own call. Knows nothing of how
 calls begin and end.
 """
 
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 
 from coordinator.door.call import Call
+from coordinator.door.message_size import divided, too_large
 from paceline.codec.generation import add_piece
 from paceline.errors import PacelineError
 from paceline.types import OutputPiece, TokenRun
@@ -46,11 +48,15 @@ def _nobody_waits() -> None:
 
 
 class Outbox:
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int) -> None:
+        """A message has at most `most_bytes`."""
+        self._most_bytes = most_bytes
         self._updates: deque[pb.CallUpdate] = deque()
         """What comes before output: that calls were accepted, or have ended early."""
         self._ready: dict[Sending, None] = {}
         """Calls that may have output to be sent, in order."""
+        self._sendings: dict[int, Sending] = {}
+        """Those of calls that have not ended, by the calls' names."""
         self._news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -70,7 +76,7 @@ class Outbox:
 
     def send(self, call_id: int, call: Call, *, is_held: bool = False) -> Sending:
         """Send the output of a queued call from now on, as it comes, unless it is held."""
-        sending = Sending(call_id, call)
+        self._sendings[call_id] = sending = Sending(call_id, call)
         self.hold(sending, is_held)
         return sending
 
@@ -81,8 +87,13 @@ class Outbox:
             sending.stream.tell_put(partial(self._put, sending))
             self._put(sending)
 
-    def drop(self, sending: Sending) -> None:
-        """Send no more of a call."""
+    def end(self, sending: Sending) -> None:
+        """Send no more of a call, which has ended: its name may be another's."""
+        self._drop(sending)
+        del self._sendings[sending.call_id]
+
+    def _drop(self, sending: Sending) -> None:
+        """Send no more of a call, which ends thereby."""
         sending.is_over.set()
         self._pass_over(sending)
 
@@ -105,17 +116,38 @@ class Outbox:
         self._failure = error
         self._news.set()
 
-    async def messages(self) -> AsyncIterator[pb.GenerateStreamResponse]:
-        """Yield messages until `finish`. Raise the error of `fail`."""
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Yield messages, serialized, until `finish`. Raise the error of `fail`."""
         while True:
             self._news.clear()
             while message := self._next_message():
-                yield message
+                for serialized in self._serialized(message):
+                    yield serialized
             if self._failure:
                 raise self._failure
             if self._is_finished and not self._news.is_set():
                 return
             await self._news.wait()
+
+    def _serialized(self, message: pb.GenerateStreamResponse) -> list[bytes]:
+        """Return a message as it is sent: in several if it is too large, without calls with too much for any.
+
+        All at once, before anything else runs: a call that told its end here may have to end otherwise.
+        """
+        # Serialized here and not by gRPC, so that its size is known at no cost.
+        whole = message.SerializeToString()
+        if len(whole) <= self._most_bytes:
+            return [whole]
+        messages, refused = divided(message, self._most_bytes, self._sendings)
+        for call_id, byte_count in refused.items():
+            sending = self._sendings[call_id]
+            sending.has_told_end = False
+            self._fail(sending, too_large(byte_count, self._most_bytes))
+        return messages
+
+    def _fail(self, sending: Sending, error: PacelineError) -> None:
+        sending.error = error
+        self._drop(sending)
 
     def _put(self, sending: Sending) -> None:
         self._ready[sending] = None
@@ -138,8 +170,7 @@ class Outbox:
             try:
                 room -= self._add(message, sending, room)
             except PacelineError as error:
-                sending.error = error
-                self.drop(sending)
+                self._fail(sending, error)
             if sending in self._ready:  # it has more: others come first in the next message
                 self._ready[sending] = self._ready.pop(sending)
         return message if owed_closing or message.updates else None
@@ -163,7 +194,7 @@ class Outbox:
             if stream.is_over:
                 update.ended.SetInParent()
                 sending.has_told_end = True
-                self.drop(sending)
+                self._drop(sending)
                 break
             if not stream.has_more:
                 del self._ready[sending]

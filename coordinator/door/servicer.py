@@ -15,7 +15,7 @@ from coordinator.drafting.draft_models import DraftModels
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.cluster import cluster_to_pb
 from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
-from paceline.shared_stream import MOST_CALLS_KEY
+from paceline.shared_stream import MOST_BYTES_KEY, MOST_CALLS_KEY
 from paceline.types import (
     ClusterDescription,
     ComputeDescription,
@@ -72,11 +72,11 @@ class GenerationServicer:
         except Exception as error:
             raise call.failed(error) from error
 
-    async def GenerateStream(
-        self, requests: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+    async def GenerateStream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Yield messages, serialized."""
         # Callers wait for it: it tells them, before they write, that there are streams here and how much one carries.
-        await context.send_initial_metadata(((MOST_CALLS_KEY, str(self._streams.most)),))
+        most, most_bytes = str(self._streams.most), str(self._streams.most_bytes)
+        await context.send_initial_metadata(((MOST_CALLS_KEY, most), (MOST_BYTES_KEY, most_bytes)))
         async for message in self._streams.open(context).answer(requests):
             yield message
 
@@ -116,14 +116,12 @@ def _read(message: bytes) -> GenerationRequest:
 
 
 def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server) -> None:
-    """Register the servicer as generated code does, but hand over requests for output unparsed."""
+    """Register the servicer as generated code does, but hand over requests for output, and take messages, as bytes."""
     handlers = {
         "GenerateText": grpc.unary_stream_rpc_method_handler(
             servicer.GenerateText, response_serializer=pb.GenerateTextResponse.SerializeToString
         ),
-        "GenerateStream": grpc.stream_stream_rpc_method_handler(
-            servicer.GenerateStream, response_serializer=pb.GenerateStreamResponse.SerializeToString
-        ),
+        "GenerateStream": grpc.stream_stream_rpc_method_handler(servicer.GenerateStream),
         "DescribeCluster": grpc.unary_unary_rpc_method_handler(
             servicer.DescribeCluster,
             request_deserializer=pb.DescribeClusterRequest.FromString,

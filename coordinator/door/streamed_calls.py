@@ -14,11 +14,13 @@ from google.rpc import status_pb2
 
 from coordinator.door.call import Call
 from coordinator.door.field_count import check_field_count
+from coordinator.door.message_size import too_large
 from coordinator.door.outbox import Outbox, Sending
-from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
+from paceline.codec.generation import accepted_to_pb, add_piece, request_from_pb
 from paceline.codec.status import error_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
 from paceline.security.limits import LONGEST_TIMEOUT_S
+from paceline.types import OutputPiece
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import as_told, code_of, cut_off_code, parsed
 
@@ -43,17 +45,18 @@ class _Running:
 
 
 class StreamedCalls:
-    def __init__(self, begin: Begin, around: Around, most: int) -> None:
-        """At most `most` calls are under way at once."""
+    def __init__(self, begin: Begin, around: Around, most: int, most_bytes: int) -> None:
+        """At most `most` calls are under way at once, and a message has at most `most_bytes`."""
         self._begin = begin
         self._around = around
         self._most = most
-        self._outbox = Outbox()
+        self._most_bytes = most_bytes
+        self._outbox = Outbox(most_bytes)
         self._running: dict[int, _Running] = {}
         self._takes_calls = True
         self._reading: asyncio.Task[None] | None = None
 
-    def answer(self, requests: AsyncIterator[bytes]) -> AsyncIterator[pb.GenerateStreamResponse]:
+    def answer(self, requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """Do what the messages of the stream ask; return the messages that answer them, until all calls have ended."""
         self._reading = asyncio.create_task(self._read(requests))
         return self._outbox.messages()
@@ -132,7 +135,7 @@ class StreamedCalls:
             status = error_to_pb(as_told(error))
         running = self._running.pop(call_id)
         if running.sending:
-            self._outbox.drop(running.sending)
+            self._outbox.end(running.sending)
         if status and not (running.sending and running.sending.has_told_end):
             self._outbox.add(pb.CallUpdate(call_id=call_id, ended=status))
         if not (self._takes_calls or self._running):
@@ -172,8 +175,7 @@ class StreamedCalls:
             async with aclosing(call.stream.pieces()) as pieces:
                 prompt = await anext(pieces)
             # A long prompt with its log-probabilities takes a third of a second: rounds go on meanwhile.
-            update = await asyncio.to_thread(piece_to_pb, prompt, in_runs=True)
-            self._outbox.add(pb.CallUpdate(call_id=call_id, response=update))
+            self._outbox.add(await asyncio.to_thread(_prompt_update, call_id, prompt, self._most_bytes))
         running = self._running[call_id]
         running.sending = self._outbox.send(call_id, call, is_held=running.is_held)
         await running.sending.wait()
@@ -190,6 +192,16 @@ def _timeout_s(started: pb.StartedCall) -> float | None:
             field="context.timeout_s",
         )
     return timeout_s
+
+
+def _prompt_update(call_id: int, prompt: OutputPiece, most_bytes: int) -> pb.CallUpdate:
+    """Write a prompt that is sent back. Raise MessageTooLarge if no message can carry it: it would end the stream."""
+    update = pb.CallUpdate(call_id=call_id)
+    add_piece(update.response, prompt, in_runs=True)
+    byte_count = pb.GenerateStreamResponse(updates=[update]).ByteSize()
+    if byte_count > most_bytes:
+        raise too_large(byte_count, most_bytes)
+    return update
 
 
 def _parsed(message: bytes) -> pb.GenerateStreamRequest:

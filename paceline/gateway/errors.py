@@ -109,7 +109,7 @@ def http_error(error: PacelineError) -> HttpError:
         case TokenizerNotFound():
             return invalid(message)
         case MessageTooLarge():
-            return HttpError(413, message, code="request_too_large")
+            return HttpError(413, _renamed(message), code="request_too_large")
         case Overloaded():
             return too_many(message, error.retry_after_s)
         case CallTimedOut():

@@ -324,7 +324,7 @@ async def test_a_long_request_has_a_call_of_its_own(monkeypatch: pytest.MonkeyPa
 
 
 async def test_no_more_is_read_of_a_stream_whose_answers_nobody_reads() -> None:
-    outbox = Outbox()
+    outbox = Outbox(1 << 20)
     for _ in range(MOST_UPDATES):
         await outbox.room()
         outbox.add(pb.CallUpdate(call_id=1))
@@ -436,7 +436,7 @@ def call_of(stream: Stream) -> Any:
 
 def test_a_call_with_more_than_a_message_holds_does_not_keep_others_waiting() -> None:
     """It stayed first, and where it got more faster than a reader took messages, the others got nothing."""
-    many, one, outbox = Stream(output_count=2), Stream(), Outbox()
+    many, one, outbox = Stream(output_count=2), Stream(), Outbox(1 << 20)
     for number, stream in enumerate((many, one), 1):
         outbox.send(number, call_of(stream))
     one.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
@@ -451,7 +451,7 @@ def test_a_call_with_more_than_a_message_holds_does_not_keep_others_waiting() ->
 
 
 def test_what_a_call_has_ready_is_not_sent_once_it_is_held() -> None:
-    stream, outbox = Stream(), Outbox()
+    stream, outbox = Stream(), Outbox(1 << 20)
     sending = outbox.send(1, call_of(stream))
     stream.put(OutputPiece((OutputToken(5, "five", accepted=False),)))
     outbox.hold(sending, True)

@@ -117,6 +117,11 @@ async def test_an_error_names_fields_as_the_body_does(field: str, message: str, 
     assert (error["param"], error["message"]) == (param, told)
 
 
+def test_an_answer_that_is_too_large_is_told_in_the_names_of_the_body() -> None:
+    told = http_error(MessageTooLarge("too large; ask for a lower top_logprob_count, or leave echo_prompt out")).message
+    assert told == "too large; ask for a lower top_logprobs, or leave echo out"
+
+
 @pytest.mark.parametrize("name", ["messages", "tools"])
 def test_a_variable_of_a_template_and_the_field_it_comes_from_are_told_apart(name: str) -> None:
     """Both have the same name in a body, and clients were told to give messages as messages."""
