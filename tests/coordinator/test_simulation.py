@@ -1,7 +1,6 @@
 """A coordinator in simulated time."""
 
 import asyncio
-import time
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -31,15 +30,12 @@ def simulated(clients: int = 4, count: int = 8, output: int = 24, prompt: int = 
 
 
 def test_time_passes_only_where_everything_waits() -> None:
-    async def wait() -> tuple[float, float]:
-        began_s = time.perf_counter()
+    async def wait() -> float:
         await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(7200))
-        return asyncio.get_running_loop().time(), time.perf_counter() - began_s
+        return asyncio.get_running_loop().time()
 
     with asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
-        simulated_s, took_s = runner.run(wait())
-    assert simulated_s == pytest.approx(7200)
-    assert took_s < 60
+        assert runner.run(wait()) == pytest.approx(7200)
 
 
 def test_the_same_arguments_give_the_same_result() -> None:
