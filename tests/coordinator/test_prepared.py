@@ -477,7 +477,7 @@ async def test_a_call_in_the_background_has_a_trace_of_its_own_that_links_its_ro
     time, spans = FakeTime(), Spans()
 
     async def rounds() -> trace.Span:
-        drafter = PreparedDrafter(inner := PreparingDrafter(time, 1.0), spans.tracer, time.clock)
+        drafter = PreparedDrafter(inner := PreparingDrafter(time, 1.0), time.clock, spans.tracer)
         inner.listen(drafter.take)
         await proposal_of(drafter, whole_row("a", 0))
         await time.sleep(VERIFY_S)

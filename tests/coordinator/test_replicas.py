@@ -12,7 +12,6 @@ from tokenizers.models import WordLevel
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
 from coordinator.door.current_model import CurrentModel
-from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.protocols import Remote
 from coordinator.replicas import replica as replica_module
 from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
@@ -213,9 +212,12 @@ async def serving(first: ModelDescription, tokenizer: TokenizerFiles | None = No
         def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
             raise AssertionError("nothing ends")
 
+        def look_anew(self, reason: PacelineError) -> None:
+            """There is no draft."""
+
     remote = FakeVerifier()
     remote.description, remote.tokenizer = first, tokenizer
-    model = CurrentModel(admission, Left(), ReplicatedDrafter())
+    model = CurrentModel(admission, left := Left(), left)
     await Replica("0:1", remote, model.check_target).look()
     return model
 
