@@ -266,7 +266,7 @@ def as_flags(values: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(word for name, value in known.items() for word in (flag_of(name), str(value)))
 
 
-def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
+def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None) -> SettingsT:
     """Read settings from `arguments` (the command line's when None) and the environment.
 
     Raise StartupError with one line per wrong setting, naming flag or variable, value and remedy.
