@@ -1,4 +1,4 @@
-"""Make the built-in pair, step by step: `python -m training target|outputs|draft`; see README.md beside this."""
+"""Make the built-in pair, step by step: `python -m training target|outputs|answers|draft|heads|grid`; see README.md."""
 
 import asyncio
 import math
