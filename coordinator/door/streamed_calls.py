@@ -28,7 +28,7 @@ CANCELLED = status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message="
 
 Begin = Callable[[], Call]
 """Makes a call. Raises the error of a caller that may not call any more."""
-Around = Callable[[Any], AbstractContextManager[object]]
+AroundCall = Callable[[Any], AbstractContextManager[object]]
 """Takes a call's `RequestContext`; the call is served within its result."""
 
 
@@ -43,7 +43,7 @@ class _Running:
 
 
 class StreamedCalls:
-    def __init__(self, begin: Begin, around: Around, most: int) -> None:
+    def __init__(self, begin: Begin, around: AroundCall, most: int) -> None:
         """At most `most` calls are under way at once."""
         self._begin = begin
         self._around = around
