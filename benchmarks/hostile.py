@@ -11,15 +11,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from random import Random
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
 from benchmarks.coordinator import InstantDrafter, NoModel, builtin_tokenizer, served_draft
+from benchmarks.questions import SpecBenchFile
 from paceline.client import Client
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.prompts import encode_lines, read_text_codec, select_lines
@@ -85,7 +83,7 @@ class HostileDrafter(InstantDrafter):
 
 
 def main(
-    input: Annotated[Path, typer.Option(help="SpecBench's question.jsonl", exists=True, dir_okay=False)],
+    input: SpecBenchFile,
     prompt_count: int | None = None,
     batch_size: int = 8,
     draft_count: str = "5",
