@@ -16,7 +16,7 @@ from random import Random
 from rich.console import Console
 
 from benchmarks.commands import run_command
-from benchmarks.coordinator import InstantDrafter, NoModel, builtin_tokenizer, served_draft
+from benchmarks.instant_models import InstantDrafter, NoModel, builtin_tokenizer, served
 from benchmarks.questions import SpecBenchFile
 from paceline.client import Client
 from paceline.measure.cluster import ClusterSystem
@@ -103,7 +103,7 @@ async def compare(prompts: Sequence[tuple[int, ...]], flags: Sequence[str], max_
         plain: Measured | None = None
         for answer in KINDS:
             async with AsyncExitStack() as stack:
-                draft = await stack.enter_async_context(served_draft(HostileDrafter(answer)))
+                draft = await stack.enter_async_context(served(HostileDrafter(answer)))
                 models = ("--draft", draft, "--target", target.address, "--log-level", "error")
                 service = await stack.enter_async_context(running_service("coordinator", [*models, *flags]))
                 client = await stack.enter_async_context(Client(service.address))
