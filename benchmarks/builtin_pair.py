@@ -6,14 +6,11 @@ python -m benchmarks.builtin_pair --data train.jsonl
 import asyncio
 import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
-from benchmarks.questions import encode_questions
+from benchmarks.questions import Gsm8kFile, encode_questions
 from paceline.client import Client
 from paceline.measure.alternate import equal_count, median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem
@@ -28,7 +25,7 @@ console = Console(highlight=False)
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    data: Gsm8kFile,
     problem_count: int = 64,
     runs: int = 3,
     batch_size: int = 8,

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
+from benchmarks.questions import SpecBenchFile
 from paceline.cli.options import Category, SourceSets, comma_list
 from paceline.client import Client
 from paceline.errors import InvalidRequest
@@ -52,7 +52,7 @@ class Work:
 
 
 def main(
-    input: Annotated[Path, typer.Option(help="SpecBench's question.jsonl", exists=True, dir_okay=False)],
+    input: SpecBenchFile,
     category: Category = None,
     source_sets: SourceSets = "draft,suffix,heads",
     draft_count: Annotated[int, typer.Option(min=1, help="Of the fixed sources.")] = 5,

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from benchmarks.commands import run_command
 from benchmarks.drafts import write_random_draft, write_slow_draft
-from benchmarks.questions import encode_questions
+from benchmarks.questions import Gsm8kFile, SpecBenchFile, encode_questions
 from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import running_system
 from paceline.measure.contention import MachineWatch, Watch, counting, median_ratio, was_quiet
@@ -63,8 +63,8 @@ class World:
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
-    questions: Annotated[Path, typer.Option(help="SpecBench question.jsonl", exists=True, dir_okay=False)],
+    data: Gsm8kFile,
+    questions: SpecBenchFile,
     worlds: Annotated[str, typer.Option(help=f"Of {', '.join(WORLDS)}.")] = ",".join(WORLDS),
     batch_sizes: str = "1,8",
     prompt_count: Annotated[int, typer.Option(help="Of each world, at B = 8; a quarter of them at less.")] = 96,

@@ -10,13 +10,11 @@ import asyncio
 import json
 from collections.abc import Iterable, Sequence
 from itertools import count
-from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
+from benchmarks.questions import SpecBenchFile
 from paceline.client import Client
 from paceline.measure.alternate import equal_count, median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem, Predictions
@@ -33,7 +31,7 @@ console = Console(highlight=False)
 
 
 def main(
-    input: Annotated[Path, typer.Option(help="SpecBench's question.jsonl", exists=True, dir_okay=False)],
+    input: SpecBenchFile,
     prompt_count: int = 48,
     runs: int = 3,
     batch_size: int = 1,

@@ -25,10 +25,10 @@ from paceline.engine.cache.paged import KvPool
 from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.model import LoadedModel
-from paceline.engine.options import EngineOptions, Layout
+from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
-from paceline.types import SequenceLength
+from paceline.types import Layout, SequenceLength
 
 LENGTHS = (50, 130, 210, 285, 360, 440, 520, 600)
 """Cached tokens of the eight ragged rows."""

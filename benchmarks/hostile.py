@@ -11,15 +11,13 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from random import Random
-from typing import Annotated
 
-import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
-from benchmarks.coordinator import InstantDrafter, NoModel, builtin_tokenizer, served_draft
+from benchmarks.instant_models import InstantDrafter, NoModel, builtin_tokenizer, served
+from benchmarks.questions import SpecBenchFile
 from paceline.client import Client
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.prompts import encode_lines, read_text_codec, select_lines
@@ -85,7 +83,7 @@ class HostileDrafter(InstantDrafter):
 
 
 def main(
-    input: Annotated[Path, typer.Option(help="SpecBench's question.jsonl", exists=True, dir_okay=False)],
+    input: SpecBenchFile,
     prompt_count: int | None = None,
     batch_size: int = 8,
     draft_count: str = "5",
@@ -105,7 +103,7 @@ async def compare(prompts: Sequence[tuple[int, ...]], flags: Sequence[str], max_
         plain: Measured | None = None
         for answer in KINDS:
             async with AsyncExitStack() as stack:
-                draft = await stack.enter_async_context(served_draft(HostileDrafter(answer)))
+                draft = await stack.enter_async_context(served(HostileDrafter(answer)))
                 models = ("--draft", draft, "--target", target.address, "--log-level", "error")
                 service = await stack.enter_async_context(running_service("coordinator", [*models, *flags]))
                 client = await stack.enter_async_context(Client(service.address))

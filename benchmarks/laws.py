@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.commands import run_command
-from benchmarks.questions import encode_questions
+from benchmarks.questions import Gsm8kFile, encode_questions
 from paceline.cli.options import comma_counts
 from paceline.client import NO_RETRIES, Client
 from paceline.laws.drafts import DraftLaws
@@ -70,7 +70,7 @@ def _draw(known: DraftLaws, path: Path) -> None:
 
 @app.command()
 def counts(
-    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    data: Gsm8kFile,
     draft_model: Annotated[
         list[str] | None, typer.Option(help="Draft to choose; several may be given. Unset: the built-in one")
     ] = None,

@@ -103,7 +103,7 @@ def scale(
 
 async def _driven(target_count: int, batch_size: int, asked: GenerationRequest, flags: Sequence[str]) -> Driven:
     async with timed_services(*flags) as models:
-        own = ["--draft", models.drafts, "--target", models.targets, "--log-level", "error"]
+        own = [*models.flags, "--log-level", "error"]
         own += ["--batch-size", str(batch_size), "--lanes", str(LANES), "--draft-count", str(asked.max_draft_count)]
         async with running_service("coordinator", own) as service, Client(service.address) as client:
             streams = LANES * batch_size * target_count

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
 
 import psutil
 import typer
@@ -20,7 +19,7 @@ from rich.console import Console
 
 from benchmarks.commands import run_command
 from benchmarks.processes import coordinator_process, cpu_s
-from benchmarks.questions import encode_questions
+from benchmarks.questions import Gsm8kFile, encode_questions
 from paceline.client import Client, Completion
 from paceline.measure.alternate import median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem
@@ -36,7 +35,6 @@ from training import problems
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
 console = Console(highlight=False)
-Data = Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)]
 
 SYSTEMS = {
     "continuous, 2 lanes": ClusterOptions(),
@@ -50,13 +48,13 @@ PAPER_GROUPED = {2: (0.959, 0.236), 4: (0.893, 0.175), 8: (0.841, 0.048), 16: (0
 
 
 @app.command()
-def policies(data: Data, problem_count: int = 64, runs: int = 3, max_new_tokens: int = 160) -> None:
+def policies(data: Gsm8kFile, problem_count: int = 64, runs: int = 3, max_new_tokens: int = 160) -> None:
     """Throughput, occupancy and grouping of each policy and lane count."""
     asyncio.run(throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
 
 
 @app.command()
-def load(data: Data, problem_count: int = 96, share: float = 0.7, max_new_tokens: int = 160) -> None:
+def load(data: Gsm8kFile, problem_count: int = 96, share: float = 0.7, max_new_tokens: int = 160) -> None:
     """Latency under Poisson arrivals, one system after the other, each with the same arrivals."""
     systems = {name: SYSTEMS[name] for name in ("eqspec, dense", "exspec, dense", "continuous, 2 lanes")}
     asyncio.run(_latency(systems, _questions(data, problem_count), share, max_new_tokens))

@@ -3,29 +3,25 @@
 `timed_services` runs them as one process: `python -m benchmarks.timed_services TARGETS DRAFTS`.
 """
 
-import asyncio
-import sys
 import time
-from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 import uvloop
 
 from benchmarks.commands import run_command
-from benchmarks.coordinator import (
+from benchmarks.instant_models import (
     MAX_LENGTH,
     InstantDrafter,
     InstantVerifier,
+    ModelServices,
     NoModel,
     builtin_tokenizer,
-    served_draft,
-    served_target,
+    model_services,
+    served,
 )
 from paceline.engine.calls import Call
 from paceline.simulate.measured_rounds import MeasuredRounds
@@ -79,31 +75,15 @@ def main(
 async def _serve(target_count: int, draft_count: int, verify_s: CallSeconds, draft_s: CallSeconds) -> None:
     model = NoModel(builtin_tokenizer(), MAX_LENGTH)
     async with AsyncExitStack() as stack:
-        drafts = [served_draft(TimedDrafter(model, draft_s)) for _ in range(draft_count)]
-        targets = [served_target(TimedVerifier(model, verify_s)) for _ in range(target_count)]
+        drafts = [served(TimedDrafter(model, draft_s)) for _ in range(draft_count)]
+        targets = [served(TimedVerifier(model, verify_s)) for _ in range(target_count)]
         for several in (drafts, targets):
             print(",".join([await stack.enter_async_context(one) for one in several]), flush=True)
         await termination(stop_with_stdin=True)
 
 
-@dataclass(frozen=True)
-class Services:
-    process: psutil.Process
-    drafts: str
-    targets: str
-
-
-@asynccontextmanager
-async def timed_services(*flags: str) -> AsyncIterator[Services]:
-    command = (sys.executable, "-m", "benchmarks.timed_services", *flags)
-    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
-    assert process.stdin and process.stdout
-    try:
-        drafts, targets = [(await process.stdout.readline()).decode().strip() for _ in range(2)]
-        yield Services(psutil.Process(process.pid), drafts, targets)
-    finally:
-        process.stdin.close()
-        await process.wait()
+def timed_services(*flags: str) -> AbstractAsyncContextManager[ModelServices]:
+    return model_services("benchmarks.timed_services", *flags)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ from paceline.wire import running_server
 
 console = Console(highlight=False)
 
+ROUNDS_OFF = 20_000
 UNSAMPLED = trace.NonRecordingSpan(trace.SpanContext(1, 1, is_remote=False))
 """Span inside which requests are not sampled."""
 EXPORTED_WITHIN_S = TOLD_WITHIN_S + 6.0
@@ -165,7 +166,7 @@ async def _run(client: Client, max_new_tokens: int) -> tuple[int, float]:
     return sum(len(one.tokens) for one in completions), time.perf_counter() - began
 
 
-def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
+def _off_s_per_round(batch_size: int) -> float:
     """Return the seconds that tracing, when off, costs a round and the begin and end of its group's requests.
 
     In the model services and the channels only the test of a variable a call remains.
@@ -176,13 +177,13 @@ def _off_s_per_round(batch_size: int, repeats: int = 20_000) -> float:
     waits_s, counts = [0.0] * batch_size, [5] * batch_size
     tracer, of_requests = RoundTracer(None, "continuous"), RequestTracer(None, ThreadPoolExecutor())
     began = time.perf_counter()
-    for _ in range(repeats):
+    for _ in range(ROUNDS_OFF):
         with tracer.round(group, waits_s, counts, 0):
             pass
         for generation in group:
             begin_request(asked, generation.request, "")
             of_requests.end(generation.request, None, None)
-    return (time.perf_counter() - began) / repeats
+    return (time.perf_counter() - began) / ROUNDS_OFF
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ anything. Owns their ports, their start, and their end.
 import asyncio
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,12 +27,11 @@ from paceline.wire.ports import Listening, bound, host_port
 log = structlog.get_logger()
 
 
-async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | None = None) -> None:
-    """Run the processes until told to stop; start again what ends. `arguments` are the coordinator's own.
+async def supervise(settings: CoordinatorSettings) -> None:
+    """Run the processes until told to stop; start again what ends.
 
     Raise StartupError when a process cannot start, or cannot start again.
     """
-    own = sys.argv[1:] if arguments is None else arguments
     with (
         reserved("--port", settings.host, settings.port) as port,
         reserved("--health-port", settings.host, settings.health_port) as health_port,
@@ -40,7 +39,7 @@ async def supervise(settings: CoordinatorSettings, arguments: Sequence[str] | No
         assert port is not None, "a coordinator has a port; only health checks may have none"
         ports = as_flags({"port": port, "health_port": health_port})
         processes = [
-            ServiceProcess("coordinator", (*own, *ports, *_flags_of(settings, index)))
+            ServiceProcess("coordinator", (*sys.argv[1:], *ports, *_flags_of(settings, index)))
             for index in range(settings.processes)
         ]
         try:

@@ -3,6 +3,7 @@
 Who its replicas are and who may call it is `serving`'s to know.
 """
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from coordinator.door.current_model import CurrentModel
 from coordinator.door.limits import RequestLimits
 from coordinator.door.served import Served
 from coordinator.drafting.draft_models import DraftModels
+from coordinator.drafting.guarded_draft import GuardedDraft
 from coordinator.drafting.guessers import Guessers
 from coordinator.drafting.native import find_library
 from coordinator.drafting.prepared import PreparedDrafter
@@ -58,10 +60,12 @@ SHARED_TOKENS = 2_000_000
 
 @dataclass(frozen=True)
 class Clocks:
-    """Where rounds and the circuits of targets read the time, in seconds. Tests have clocks of their own."""
+    """Where rounds and circuits read the time, in seconds. Tests have clocks of their own."""
 
     rounds: Callable[[], float] = time.perf_counter
     circuits: Callable[[], float] = time.monotonic
+    jitter: Callable[[], float] = random.random
+    """What makes pauses of circuits differ."""
 
 
 SYSTEM_CLOCKS = Clocks()
@@ -88,7 +92,7 @@ class ServingMaker:
         self, address: str, remote: Verifier, target: ModelDescription, others: Others, on_room: Callable[[], None]
     ) -> Serving:
         settings, clocks = self.settings, self.clocks
-        circuit = Circuit(clocks.circuits, failures_to_open=FAILURES_TO_OPEN)
+        circuit = Circuit(clocks.circuits, clocks.jitter, failures_to_open=FAILURES_TO_OPEN)
         guard = GuardedTarget(remote, target.vocabulary_size, self.usual, circuit, clocks.rounds)
         scheduler = Scheduler(
             address,
@@ -130,7 +134,10 @@ def wired(
     guessers = _guessers(settings)
     statistics = Statistics()
     dispatcher: Dispatcher  # which frees at the drafts what it no longer serves, so they are made first
-    drafts = DraftModels(partial(_prepared, settings, watched.tracer, clocks, lambda: dispatcher.models))
+    drafts = DraftModels(
+        lambda replica: GuardedDraft(replica, Circuit(clocks.circuits, clocks.jitter), clocks.rounds),
+        partial(_prepared, settings, watched.tracer, clocks, lambda: dispatcher.models),
+    )
     residency = Residency(drafts)
     metrics, tracer = RoundMetrics(watched.registry), RoundTracer(watched.tracer, settings.policy)
     maker = ServingMaker(settings, drafts, residency, statistics, metrics, tracer, clocks)
@@ -164,7 +171,7 @@ def _prepared(
         return any(draft.compute.has_room_beside(target.compute) for draft, target in pairs)
 
     prepared = PreparedDrafter(
-        replicas, tracer, clocks.rounds, may_prepare=settings.prepared_rounds, has_room_beside_target=has_room
+        replicas, clocks.rounds, tracer, may_prepare=settings.prepared_rounds, has_room_beside_target=has_room
     )
     replicas.listen(prepared.take)
     return prepared

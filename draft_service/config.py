@@ -5,7 +5,8 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from paceline.process.settings import MODEL, Dtype, ModelServiceSettings
+from paceline.process.settings import MODEL, ModelServiceSettings
+from paceline.types import Dtype, Quantization
 
 
 class DraftSettings(ModelServiceSettings):
@@ -22,7 +23,7 @@ class DraftSettings(ModelServiceSettings):
         description="type of the weights that are not int8, and of the cache; auto: on a CPU the faster one of float32 "
         "and bfloat16 for this model, as measured at load; on a GPU what the checkpoint's config.json says",
     )
-    quantization: Literal["auto", "none", "int8", "w8a8"] = Field(
+    quantization: Literal["auto", Quantization] = Field(
         default="auto",
         description="int8: products have weights of int8 with a scale for each column, made at load, for plain "
         "decoders; w8a8: rows are rounded to int8 too, on x86 processors with AVX2 alone; none: weights are of "

@@ -13,9 +13,9 @@ from draft_service.pauses import Pauses
 from paceline.codec.rounds import prepared_to_pb, proposals_to_pb, propose_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import PacelineError
-from paceline.model_service.servicer import Answering, Context, ModelServicer
+from paceline.model_service.servicer import Answering, ModelServicer
 from paceline.scope import Caller
-from paceline.security.access import caller_scope
+from paceline.security.access import Context, caller_scope
 from paceline.types import PreparedDrafts, Proposal, Proposals
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server

@@ -1,6 +1,6 @@
 """Settings of the target service: `PACELINE_TARGET_*` or flags."""
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
@@ -8,6 +8,7 @@ from pydantic_settings import SettingsConfigDict
 from paceline.process.settings import MODEL, QUANTIZATION, ModelServiceSettings
 from paceline.process.variables import NO_HEADS
 from paceline.security.settings import Count
+from paceline.types import Numerics, Quantization
 
 
 class TargetSettings(ModelServiceSettings):
@@ -16,7 +17,7 @@ class TargetSettings(ModelServiceSettings):
     model_config = SettingsConfigDict(env_prefix="PACELINE_TARGET_")
 
     model: str = Field(default="builtin:target", description=MODEL)
-    quantization: Literal["none", "int8", "w8a8"] = Field(default="none", description=QUANTIZATION)
+    quantization: Quantization = Field(default="none", description=QUANTIZATION)
     heads: str = Field(
         default="none",
         description="folder of heads that draft inside the service, from what the model computes anyway; "
@@ -28,7 +29,7 @@ class TargetSettings(ModelServiceSettings):
         "other cores of the same machine; where strict numerics need calls of one shape, for all calls; no more than "
         "--threads are used; unset: as --threads",
     )
-    numerics: Literal["auto", "fast", "strict"] = Field(
+    numerics: Numerics = Field(
         default="auto",
         description="strict: no result depends on what is computed beside it, so speculative output equals plain "
         "decoding bit for bit; slower. fast: the fastest way; in half precision output may then differ from plain "

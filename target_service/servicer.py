@@ -9,9 +9,10 @@ from paceline.codec.models import tokenizer_to_pb
 from paceline.codec.rounds import verdicts_to_pb, verify_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import TokenizerNotFound
-from paceline.model_service.servicer import Answering, Context, ModelServicer
+from paceline.model_service.servicer import Answering, ModelServicer
 from paceline.numerics import promise
 from paceline.scope import Caller
+from paceline.security.access import Context
 from paceline.types import Verdicts
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server

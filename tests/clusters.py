@@ -17,9 +17,7 @@ from draft_service import servicer as draft_servicer
 from paceline.client import Client
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
-from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
-from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.model_service.servicer import Answering
 from paceline.model_service.worker import ModelWorker
@@ -30,7 +28,7 @@ from paceline.process.instruments import Instruments
 from paceline.process.launcher import Addresses
 from paceline.process.variables import NO_HEADS
 from paceline.security.channels import LOCAL, ChannelSecurity
-from paceline.types import PolicyName
+from paceline.types import Dtype, PolicyName, Quantization
 from paceline.wire import Exchanges, ServerOptions, open_channel, running_server
 from target_service import servicer as target_servicer
 
@@ -79,7 +77,7 @@ async def model_server(
     role: str,
     model: str | Path,
     options: EngineOptions = OPTIONS,
-    dtype: DtypeName = "auto",
+    dtype: Dtype = "auto",
     tracer: Tracer | None = None,
     server_options: ServerOptions | None = None,
     security: ChannelSecurity = LOCAL,
@@ -121,7 +119,7 @@ async def cluster(
     policy: PolicyName = "continuous",
     lanes: int | None = None,
     options: EngineOptions = OPTIONS,
-    dtype: DtypeName = "auto",
+    dtype: Dtype = "auto",
     tracer: Tracer | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
     quantization: Quantization = "none",

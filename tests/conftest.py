@@ -21,6 +21,7 @@ import tests.profiles  # noqa: F401 (loads one)
 
 if TYPE_CHECKING:
     from coordinator.rounds.guarded_planner import GuardedPlanner
+    from tests.certificates import Authority
     from tests.services import Models
 
 
@@ -115,3 +116,10 @@ def services_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in ("paceline.cli.connection", "paceline.measure.cluster"):
         monkeypatch.setattr(f"{module}.running_cluster", cluster_here)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> "Authority":
+    from tests.certificates import Authority
+
+    return Authority(tmp_path / "authority")

@@ -1,4 +1,4 @@
-"""Make the built-in pair, step by step: `python -m training target|outputs|draft`; see README.md beside this."""
+"""Make the built-in pair, step by step: `python -m training target|outputs|answers|draft|heads|grid`; see README.md."""
 
 import asyncio
 import math
@@ -6,7 +6,7 @@ import random
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import typer
@@ -23,6 +23,7 @@ from paceline.engine.heads.reading import KINDS, WEIGHTS, write_heads
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.laws.points import write_points
 from paceline.process.cluster_plan import CORES, ClusterOptions
+from paceline.types import Device
 from training import draft, grid, heads, outputs, problems, target
 from training.features import FrozenTarget, Texts, texts_of
 from training.lessons import Lesson, lessons, read_lessons, write_lessons
@@ -33,7 +34,7 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 console = Console(highlight=False)
 Data = Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)]
 Work = Annotated[Path, typer.Option(help="Folder for the pair; made when missing")]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where models are trained")]
+Place = Annotated[Device, typer.Option(help="Where models are trained")]
 Minutes = Annotated[float, typer.Option(min=0.001)]
 Target = Annotated[Path, typer.Option(help="Folder of the target's checkpoint", exists=True, file_okay=False)]
 OutputsFile = Annotated[
@@ -57,7 +58,7 @@ def main() -> None:
 
 @app.command("target")
 def train_target(
-    data: Data, work: Work, minutes: Minutes = 60, token_budget: int = 4096, seed: int = 1, device: Device = "auto"
+    data: Data, work: Work, minutes: Minutes = 60, token_budget: int = 4096, seed: int = 1, device: Place = "auto"
 ) -> None:
     """Train the tokenizer and the target."""
     torch.manual_seed(seed)
@@ -120,7 +121,7 @@ def make_answers(
     max_prompt_tokens: Annotated[int, typer.Option(min=1)] = 2048,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     token_budget: Annotated[int, typer.Option(help="Most tokens of a batch, padding included")] = 16_384,
-    device: Device = "auto",
+    device: Place = "auto",
 ) -> None:
     """Let the target answer prompts of a file, many at once and without the product: for a GPU."""
     outputs_file.parent.mkdir(parents=True, exist_ok=True)  # before the target answers for minutes
@@ -171,7 +172,7 @@ def train_draft(
     start_from: Annotated[
         Path | None, typer.Option(help="Draft to go on from; unset: a fresh one", exists=True, file_okay=False)
     ] = None,
-    device: Device = "auto",
+    device: Place = "auto",
 ) -> None:
     """Distil the draft from the target's own outputs and the worked answers; `minutes` begin when it has read them."""
     torch.manual_seed(seed)
@@ -218,7 +219,7 @@ def train_heads(
     most_outputs: Annotated[int | None, typer.Option(min=1)] = None,
     seed: int = 4,
     start_from: EarlierHeads = None,
-    device: Device = "auto",
+    device: Place = "auto",
 ) -> None:
     """Train heads that draft inside the target service, on the features of the target's own outputs."""
     if kind not in KINDS:
@@ -303,7 +304,7 @@ def train_grid(
     ),
     most_outputs: Annotated[int, typer.Option(min=1)] = 12_000,
     seed: int = 5,
-    device: Device = "auto",
+    device: Place = "auto",
 ) -> None:
     """Train drafts of several depths on several numbers of tokens; cells that are there already are kept."""
     folder.mkdir(parents=True, exist_ok=True)

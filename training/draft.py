@@ -12,9 +12,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from training.lessons import Lesson
-from training.loop import Shape, bucketed, mixed_precision
-from training.outputs import Output, output_places, padded
+from training.lessons import Lesson, output_logits
+from training.loop import Shape, bucketed
+from training.outputs import Output
 from training.problems import Problem, prompt_text
 from training.target import example_text
 
@@ -36,12 +36,8 @@ def batches(lessons: Sequence[Lesson], token_budget: int, seed: int) -> Iterator
 def distillation_loss(model: LlamaForCausalLM, batch: list[Lesson]) -> tuple[torch.Tensor, int]:
     """Return the cross-entropy against the lessons' weights, over output positions only, and the token count."""
     device = model.device
-    outputs = [lesson.output for lesson in batch]
-    tokens = padded([one.token_ids for one in outputs]).clamp_min(0)
-    with mixed_precision(device):
-        hidden = model.model(input_ids=tokens.to(device), use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden.flatten(0, 1).index_select(0, output_places(outputs).to(device)))
+    logits, token_count = output_logits(model, [lesson.output for lesson in batch])
     choices = torch.cat([lesson.choices for lesson in batch]).to(device).long()
     weights = torch.cat([lesson.weights for lesson in batch]).to(device).float()
     likelihoods = logits.float().log_softmax(-1).gather(1, choices)
-    return -(weights * likelihoods).sum(-1).mean(), tokens.numel()
+    return -(weights * likelihoods).sum(-1).mean(), token_count

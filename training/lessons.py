@@ -29,17 +29,22 @@ class Lesson:
         return len(self.output)
 
 
+def output_logits(model: LlamaForCausalLM, outputs: Sequence[Output]) -> tuple[torch.Tensor, int]:
+    """Return a model's logits at all output positions, and how many tokens it read."""
+    tokens = padded([one.token_ids for one in outputs]).clamp_min(0)
+    with mixed_precision(model.device):
+        hidden = model.model(input_ids=tokens.to(model.device), use_cache=False).last_hidden_state
+        places = output_places(outputs).to(model.device)
+        return model.lm_head(hidden.flatten(0, 1).index_select(0, places)), tokens.numel()
+
+
 @torch.no_grad()
 def lessons(
     teacher: LlamaForCausalLM, batches: Iterable[list[Output]], report: Callable[[str], None]
 ) -> Iterator[Lesson]:
     """Run the teacher over whole outputs and learn from its likeliest choices at each output position."""
-    device = teacher.device
     for number, batch in enumerate(batches):
-        tokens = padded([one.token_ids for one in batch]).clamp_min(0)
-        with mixed_precision(device):
-            hidden = teacher.model(input_ids=tokens.to(device), use_cache=False).last_hidden_state
-            logits = teacher.lm_head(hidden.flatten(0, 1).index_select(0, output_places(batch).to(device)))
+        logits, _ = output_logits(teacher, batch)
         top = logits.float().softmax(-1).topk(TEACHER_CHOICES)
         weights = top.values / top.values.sum(-1, keepdim=True) / 2
         # Half of the weight is on the teacher's greedy choice (as far as bfloat16 tells) and half is its

@@ -28,6 +28,7 @@ from training.tokenizer import ASSISTANT, USER
 
 MAX_INVENTED_TOKENS = 160
 INVENTION_TEMPERATURE = 0.8
+MAX_NEW_TOKENS = 320
 Prompt = Callable[[Client], Awaitable[tuple[int, ...]]]
 """Makes the token ids of one prompt; empty if that failed."""
 
@@ -82,7 +83,6 @@ async def greedy_outputs(
     report: Callable[[str], None],
     *,
     minutes: float,
-    max_new_tokens: int = 320,
 ) -> list[Output]:
     """Let the product answer prompts until the prompts or the minutes run out.
 
@@ -97,7 +97,7 @@ async def greedy_outputs(
                 return
             token_ids = await prompt(client)
             if token_ids:
-                output = await client.complete(GenerationRequest(TokenIds(token_ids), max_new_tokens))
+                output = await client.complete(GenerationRequest(TokenIds(token_ids), MAX_NEW_TOKENS))
                 made.append(Output((*token_ids, *output.token_ids), len(token_ids)))
 
     try:

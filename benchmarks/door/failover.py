@@ -2,8 +2,8 @@
 
 import asyncio
 
-from benchmarks.coordinator import instant_models
 from benchmarks.door.http import running_door
+from benchmarks.instant_models import instant_models
 from benchmarks.processes import coordinator_process
 from paceline.process.service_process import running_service
 
@@ -19,8 +19,8 @@ async def outlived_count(stream_count: int) -> int:
     Every stream has a token of its own.
     """
     quiet = ["--log-level", "error"]
-    async with instant_models("--echo") as (draft, target):
-        flags = ["--draft", draft, "--target", target, "--batch-size", str(BATCH_SIZE), *quiet]
+    async with instant_models("--echo") as models:
+        flags = [*models.flags, "--batch-size", str(BATCH_SIZE), *quiet]
         async with running_service("coordinator", flags) as one, running_service("coordinator", flags) as other:
             doomed = coordinator_process()
             async with running_door(f"{one.address},{other.address}") as http:

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.coordinator import instant_models
 from benchmarks.door.calls import FORMS, called_counts, target_with_template
 from benchmarks.door.cost import first_token_ms, streams_at_once, tokens_per_s
 from benchmarks.door.exact import Prompts, equal_count, outputs_by_way
@@ -16,6 +15,7 @@ from benchmarks.door.failover import outlived_count
 from benchmarks.door.formats import followed_counts
 from benchmarks.door.http import HttpClient, running_door
 from benchmarks.door.malformed import drawn_requests, refusals
+from benchmarks.instant_models import instant_models
 from paceline.client import Client
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.model_service.worker import ModelWorker
@@ -134,8 +134,8 @@ async def _malformed(sizes: Sizes) -> bool:
 
 async def _instant(sizes: Sizes) -> bool:
     stream_count = sizes.stream_count
-    async with instant_models() as (draft, target):
-        flags = ["--draft", draft, "--target", target, "--log-level", "error", "--batch-size", str(BATCH_SIZE)]
+    async with instant_models() as models:
+        flags = [*models.flags, "--log-level", "error", "--batch-size", str(BATCH_SIZE)]
         async with (
             running_service("coordinator", flags) as coordinator,
             Client(coordinator.address) as grpc,

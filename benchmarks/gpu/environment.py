@@ -38,10 +38,10 @@ def name_of(requirement: str) -> str:
     return requirement[:end]
 
 
-def bring(wheels: Path, python: str = PYTHON) -> None:
+def bring(wheels: Path) -> None:
     """Download the wheels for a machine with this Python and an x86-64 processor."""
     platforms = [word for one in PLATFORMS for word in ("--platform", one)]
-    words = ["download", "--only-binary", ":all:", "--python-version", python, "--implementation", "cp", *platforms]
+    words = ["download", "--only-binary", ":all:", "--python-version", PYTHON, "--implementation", "cp", *platforms]
     pip(*words, "--dest", str(wheels), *requirements())
 
 

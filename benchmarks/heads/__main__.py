@@ -14,7 +14,7 @@ from benchmarks.heads import report as reports
 from benchmarks.heads.learning import learn, learnt
 from benchmarks.heads.synthetic import synthetic_heads
 from benchmarks.heads.variants import NAMES, folder_name
-from benchmarks.questions import encode_questions
+from benchmarks.questions import Gsm8kFile, encode_questions
 from paceline.builtin import resolve_model
 from paceline.cli.options import InputFile, PromptCount, comma_counts, comma_list
 from paceline.cli.prompts import selected_lines
@@ -97,7 +97,7 @@ def synthetic(
 
 @app.command("served")
 def measure_served(
-    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    data: Gsm8kFile,
     work: Work = Path("heads"),
     kinds: Annotated[str, typer.Option(help="Kinds of heads, with commas; the first beside the draft too")] = (
         "clover,medusa,clover2,eagle"

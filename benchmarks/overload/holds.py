@@ -16,11 +16,10 @@ import grpc
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.coordinator import instant_models
+from benchmarks.instant_models import builtin_tokenizer, instant_models
 from benchmarks.overload.watched_coordinator import METRIC, MODULE
 from benchmarks.scrapes import scraped
 from paceline.client import NO_RETRIES, Client
-from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.errors import PacelineError
 from paceline.process.service_process import running_service
 from paceline.text import TextCodec
@@ -53,9 +52,7 @@ class Hold:
 
 def inputs() -> dict[str, Ask]:
     """Return the inputs by name."""
-    tokenizer = read_tokenizer(find_checkpoint("builtin:target"))
-    assert tokenizer
-    codec = TextCodec(tokenizer)
+    codec = TextCodec(builtin_tokenizer())
 
     def spelled(token: str) -> int:
         token_id = codec.tokenizer.token_to_id(token)
@@ -115,8 +112,8 @@ def raw(message: pb.GenerateTextRequest) -> Ask:
 
 async def measure() -> dict[str, Hold]:
     """Send the inputs one after the other; return how long each held the loop, and its outcome."""
-    async with instant_models("--max-length", str(MAX_LENGTH), "--echo") as (draft, target):
-        flags = ["--draft", draft, "--target", target, "--metrics-port", "0", "--log-level", "error"]
+    async with instant_models("--max-length", str(MAX_LENGTH), "--echo") as models:
+        flags = [*models.flags, "--metrics-port", "0", "--log-level", "error"]
         flags += ["--batch-size", "64"]
         async with (
             running_service(MODULE, flags) as service,

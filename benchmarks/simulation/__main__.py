@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
-from benchmarks.questions import encode_questions
+from benchmarks.questions import Gsm8kFile, encode_questions
 from benchmarks.simulation.comparing import FIGURES, compare, holds, table_of, write_plot
 from benchmarks.simulation.measuring import measure, read_real, write_real
 from benchmarks.simulation.stages import figures as stage_figures
@@ -30,7 +30,7 @@ Folder = Annotated[Path, typer.Option(help="Folder for real-*.json, and for what
 
 @app.command("measure")
 def measure_real(
-    data: Annotated[Path, typer.Option(help="GSM8K train.jsonl", exists=True, dir_okay=False)],
+    data: Gsm8kFile,
     replicas: int = 1,
     draft_count: str = "5",
     max_new_tokens: int = 160,

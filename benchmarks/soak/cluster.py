@@ -37,8 +37,6 @@ class SoakOptions:
     draft_memory: str | None = None
     sequence_ttl_s: float = 20.0
     """Seconds after which a model service forgets the sequences of a killed coordinator."""
-    threads: int = 1
-    """Threads of each model service."""
     tls_flags: tuple[str, ...] = ()
     """TLS flags of every service."""
     coordinator_flags: tuple[str, ...] = ()
@@ -109,7 +107,7 @@ async def _start(stack: AsyncExitStack, name: str, role: str, flags: Sequence[st
 
 def _model_flags(options: SoakOptions, model: str, memory: str | None) -> list[str]:
     return [
-        *("--model", model, "--threads", str(options.threads)),
+        *("--model", model, "--threads", "1"),
         *(("--memory", memory) if memory else ("--kv-memory", options.kv_memory)),
         *("--sequence-ttl-s", str(options.sequence_ttl_s)),
         *options.tls_flags,

@@ -5,7 +5,7 @@ a while: a coordinator that joined gets calls of older callers too.
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakSet
@@ -14,8 +14,7 @@ from coordinator.door.call import Call, Calls
 from coordinator.door.streamed_calls import StreamedCalls
 from paceline.security.access import Check, Context
 from paceline.wire import check_caller
-
-Around = Callable[[str, Any], AbstractContextManager[object]]
+from paceline.wire.exchanges import Around
 
 
 class OpenStreams:

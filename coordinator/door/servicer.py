@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import grpc
 
@@ -15,6 +14,7 @@ from coordinator.drafting.draft_models import DraftModels
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.cluster import cluster_to_pb
 from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
+from paceline.security.access import Context
 from paceline.shared_stream import MOST_BYTES_KEY, MOST_CALLS_KEY
 from paceline.types import (
     ClusterDescription,
@@ -28,7 +28,6 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import ended_code, parsed
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ CANCELLED = status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message="
 
 Begin = Callable[[], Call]
 """Makes a call. Raises the error of a caller that may not call any more."""
-Around = Callable[[Any], AbstractContextManager[object]]
+AroundCall = Callable[[Any], AbstractContextManager[object]]
 """Takes a call's `RequestContext`; the call is served within its result."""
 
 
@@ -45,7 +45,7 @@ class _Running:
 
 
 class StreamedCalls:
-    def __init__(self, begin: Begin, around: Around, most: int, most_bytes: int) -> None:
+    def __init__(self, begin: Begin, around: AroundCall, most: int, most_bytes: int) -> None:
         """At most `most` calls are under way at once, and a message has at most `most_bytes`."""
         self._begin = begin
         self._around = around

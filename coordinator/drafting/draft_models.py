@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from coordinator.drafting.guarded_draft import GuardedDraft
 from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.protocols import Drafter, RemoteDraft
@@ -23,8 +24,13 @@ class _Model:
 
 
 class DraftModels:
-    def __init__(self, wrap: Callable[[ReplicatedDrafter], PreparedDrafter]) -> None:
-        """`wrap` returns what is asked in place of the replicas of one model."""
+    def __init__(
+        self,
+        guard: Callable[[Replica[RemoteDraft]], GuardedDraft],
+        wrap: Callable[[ReplicatedDrafter], PreparedDrafter],
+    ) -> None:
+        """`wrap` returns what is asked in place of the replicas of one model, each behind its `guard`."""
+        self._guard = guard
         self._wrap = wrap
         self._models: dict[str, _Model] = {}
         self._places: dict[str, str] = {}
@@ -73,7 +79,7 @@ class DraftModels:
         self._unknown.pop(replica.address, None)
         self._places[replica.address] = model
         if model not in self._models:
-            replicas = ReplicatedDrafter()
+            replicas = ReplicatedDrafter(self._guard)
             self._models[model] = _Model(replicas, self._wrap(replicas))
         self._models[model].replicas.changed(replica)
 

@@ -9,7 +9,6 @@ Owns the rule of what counts as a failure:
   circuit, and so does a late trial.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -35,17 +34,12 @@ LATE_TO_FAIL = 16
 
 
 class GuardedDraft:
-    def __init__(
-        self,
-        replica: Replica[RemoteDraft],
-        circuit: Circuit | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, replica: Replica[RemoteDraft], circuit: Circuit, clock: Callable[[], float]) -> None:
         self.replica = replica
         self.sequence_ids: set[str] = set()
         """Sequences placed on the replica: it may hold some of them."""
         self._sent = SentTo()
-        self._circuit = circuit or Circuit()
+        self._circuit = circuit
         self._clock = clock
         self._late_count = 0
 

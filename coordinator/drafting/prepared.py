@@ -10,7 +10,6 @@ Owns who is answered at once and what goes on in the background. Knows nothing o
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,8 +41,8 @@ class PreparedDrafter:
     def __init__(
         self,
         drafter: Drafter,
+        clock: Callable[[], float],
         tracer: Tracer | None = None,
-        clock: Callable[[], float] = time.perf_counter,
         *,
         may_prepare: bool = True,
         has_room_beside_target: Callable[[], bool] = lambda: True,

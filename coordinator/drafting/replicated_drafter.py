@@ -27,7 +27,9 @@ from paceline.types import (
 
 
 class ReplicatedDrafter:
-    def __init__(self) -> None:
+    def __init__(self, guard: Callable[[Replica[RemoteDraft]], GuardedDraft]) -> None:
+        """`guard` puts a replica behind a circuit of its own."""
+        self._guard = guard
         self._drafts: dict[str, GuardedDraft] = {}
         self._stickiness = Stickiness()
         self._homes: dict[str, GuardedDraft] = {}
@@ -73,11 +75,12 @@ class ReplicatedDrafter:
 
     def changed(self, replica: Replica[RemoteDraft]) -> None:
         """Take in a new replica; let the generations of a replica go when it is about to leave."""
-        draft = self._drafts.setdefault(replica.address, GuardedDraft(replica))
+        if replica.address not in self._drafts:
+            self._drafts[replica.address] = self._guard(replica)
         replica.remote.listen(self._take_prepared)
         if replica.state is ReplicaState.DRAINING:
             # The look that found it draining also tells it what it may free.
-            replica.remote.owe(self._evict(draft))
+            replica.remote.owe(self._evict(self._drafts[replica.address]))
 
     def left(self, replica: Replica[RemoteDraft]) -> None:
         """Forget a replica that is gone."""

@@ -6,7 +6,6 @@ ones, and another target rebuilds their caches from their tokens.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -42,7 +41,7 @@ class Dispatcher:
         *,
         queue_limit: int,
         target_wait_s: float,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         """At most `queue_limit` generations wait; while no target serves, each for at most `target_wait_s`."""
         self._make_serving = make_serving

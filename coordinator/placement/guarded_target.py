@@ -7,7 +7,6 @@ Owns the rule of what counts as a failure:
   cut the call short, it counts only if calls of that size, to any target, take far less.
 """
 
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
@@ -57,15 +56,15 @@ class GuardedTarget:
         self,
         remote: Verifier,
         vocabulary_size: int,
-        usual: UsualTime | None = None,
-        circuit: Circuit | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        usual: UsualTime,
+        circuit: Circuit,
+        clock: Callable[[], float],
     ) -> None:
         """`vocabulary_size` is the target's: an answer with a token beyond it cannot be true."""
-        self.circuit = circuit or Circuit(failures_to_open=FAILURES_TO_OPEN)
+        self.circuit = circuit
         self._remote = remote
         self._vocabulary_size = vocabulary_size
-        self._usual = usual or UsualTime()
+        self._usual = usual
         self._clock = clock
 
     @property

@@ -3,7 +3,6 @@
 Owns the order and the limit. The dispatcher decides who takes what; the queue knows nothing of targets.
 """
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count, groupby
 
@@ -12,7 +11,7 @@ from paceline.errors import Overloaded
 
 
 class WaitingQueue:
-    def __init__(self, limit: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         """At most `limit` generations wait. Those that come back from a target are taken beyond the limit too."""
         self.limit = limit
         self._clock = clock

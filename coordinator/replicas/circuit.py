@@ -5,8 +5,6 @@ nothing is called. After a pause, which doubles with every failed trial, it lets
 closes it.
 """
 
-import random
-import time
 from collections.abc import Callable
 
 from paceline.types import CircuitState
@@ -22,8 +20,8 @@ SUCCESSES_TO_FORGET = 20
 class Circuit:
     def __init__(
         self,
-        clock: Callable[[], float] = time.monotonic,
-        jitter: Callable[[], float] = random.random,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
         *,
         failures_to_open: int = FAILURES_TO_OPEN,
     ) -> None:

@@ -213,10 +213,10 @@ class Generation:
         self,
         draft_token_ids: tuple[int, ...],
         token_count: int,
-        propose_count: int = 0,
-        further_count: int = 0,
+        propose_count: int,
+        further_count: int,
         *,
-        draft_is_idle: bool = False,
+        draft_is_idle: bool,
     ) -> VerifyRow:
         """Return a row that asks the target for its choices, as `propose_row` asks for drafts.
 

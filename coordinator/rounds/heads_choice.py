@@ -10,7 +10,7 @@ nothing would put them right. Times are multiples of the costs' unit, which is a
 from collections.abc import Sequence
 
 from coordinator.rounds.costs import RoundCosts, RoundWork
-from coordinator.rounds.outlook import NO_HEADS, HeadsUse, Option, Outlook, Prices
+from coordinator.rounds.outlook import HEADS_UNUSED, HeadsUse, Option, Outlook, Prices
 from paceline.types import DraftSource
 
 SHARE = 0.005
@@ -73,7 +73,7 @@ class HeadsChoice:
     ) -> list[HeadsUse]:
         """Return these uses, or those of a trial: none, or as many drafts as there may be."""
         if any(use.are_best for use in uses) and self._none.is_due(gain):
-            return [NO_HEADS] * len(uses)
+            return [HEADS_UNUSED] * len(uses)
         if not self._more.may_begin:
             return uses
         more = [
@@ -86,7 +86,7 @@ class HeadsChoice:
         self, outlooks: Sequence[Outlook], copies: Sequence[Option], asked: Sequence[Option], prices: Prices
     ) -> list[HeadsUse]:
         """Return no uses, or those of a trial."""
-        none = [NO_HEADS] * len(outlooks)
+        none = [HEADS_UNUSED] * len(outlooks)
         if not self._more.may_begin:
             return none
         # Where a draft service is asked, its drafts save already what the heads' would.

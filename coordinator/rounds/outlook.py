@@ -85,7 +85,7 @@ class HeadsUse:
         return self.count > 0 and self.chance == 1.0
 
 
-NO_HEADS = HeadsUse()
+HEADS_UNUSED = HeadsUse()
 
 
 @dataclass(slots=True)
@@ -136,10 +136,10 @@ class Outlook:
         asked for `ask` then, as this round asks them for `asked`.
         """
         if not self.heads_chances:
-            return NO_HEADS
+            return HEADS_UNUSED
         expected = self.expected(copies, prices)
         if expected.source is None or (asked.count and self.prefers(asked, expected)):
-            return NO_HEADS
+            return HEADS_UNUSED
         if expected.source is DraftSource.HEADS:
             return HeadsUse(expected.count, expected.tokens, expected.worth - copies.worth)
         chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
@@ -147,7 +147,7 @@ class Outlook:
         count = _worthwhile(self.heads_chances, price)
         heads = _option(DraftSource.HEADS, self.heads_chances[:count], prices.drafted)
         if self.prefers(ask, heads):
-            return NO_HEADS
+            return HEADS_UNUSED
         # Made in any case, and verified by that chance.
         return HeadsUse(count, chance * heads.tokens, chance * heads.worth - prices.heads * count, chance)
 

@@ -35,7 +35,7 @@ class Draft:
         return self.source is not None and self.source is not DraftSource.DRAFT
 
 
-NO_DRAFT = Draft()
+NOTHING_DRAFTED = Draft()
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ def drafts_of(
             token_ids = wish.token_ids[: max(0, one.most_useful_drafts)]
             drafts[one] = _draft(token_ids, wish.source, "", vocabulary_size)
         else:
-            drafts[one] = NO_DRAFT
+            drafts[one] = NOTHING_DRAFTED
     for model, answer in asked.items():
         if isinstance(answer.result, Proposals):
             for (one, row), proposal in zip(answer.rows.items(), answer.result.results, strict=True):
@@ -150,7 +150,7 @@ def _draft(token_ids: tuple[int, ...], source: DraftSource | None, model: str, v
     """Return the tokens as a draft, up to the first that the target does not know."""
     if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocabulary_size:
         token_ids = tuple(takewhile(lambda one: 0 <= one < vocabulary_size, token_ids))
-    return Draft(token_ids, source, model) if token_ids else NO_DRAFT
+    return Draft(token_ids, source, model) if token_ids else NOTHING_DRAFTED
 
 
 def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | PacelineError) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from coordinator.replicas.plausibility import scored_count
 from coordinator.requests.generation import Generation, HeadsDraft
-from coordinator.rounds.round_drafts import NO_DRAFT, Draft
+from coordinator.rounds.round_drafts import NOTHING_DRAFTED, Draft
 from coordinator.rounds.round_report import RowReport, Shortage
 from paceline.errors import CacheFull, Overloaded, PacelineError, PeerFailed, PrefixNotCached
 from paceline.types import (
@@ -124,7 +124,7 @@ def _take_further(
         taken.heads_count += row.propose_count
         length = len(generation.token_ids)
         generation.take_in(length - 1, 0, one.cached_length)
-        draft = Draft(before.draft_token_ids, DraftSource.HEADS) if before.draft_token_ids else NO_DRAFT
+        draft = Draft(before.draft_token_ids, DraftSource.HEADS) if before.draft_token_ids else NOTHING_DRAFTED
         taken.further[place].append(_commit(generation, length, row.propose_count, draft, one, further_seen[place]))
 
 

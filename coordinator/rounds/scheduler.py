@@ -4,7 +4,6 @@ Owns the lanes' tasks; knows nothing of text, protobuf or other targets.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
@@ -65,7 +64,7 @@ class Scheduler:
         statistics: Statistics,
         metrics: RoundMetrics,
         tracer: RoundTracer,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
         self.pool = pool
         self.statistics = statistics

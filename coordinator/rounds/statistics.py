@@ -48,7 +48,7 @@ class Statistics:
             self._waited_slot_count += batch_size
             self._waited_filled_count += group_size
 
-    def count_preemption(self, count: int = 1) -> None:
+    def count_preemption(self, count: int) -> None:
         self._preemption_count += count
 
     def snapshot(self) -> ClusterStatistics:

@@ -57,6 +57,7 @@ class _Simulation:
         self._coordinators: list[Parts] = []
         self._texts = Texts(saved.costs, saved.draft.model_id if saved.draft else "", seed)
         self._seed = seed
+        self._jitter = Random(f"{seed} circuits").random
         times = CallTimes(saved.costs.calls_of())
         self._targets = [
             SimulatedService(
@@ -117,7 +118,8 @@ class _Simulation:
         """Put a coordinator together, and let it find the services."""
         clock = asyncio.get_running_loop().time
         instruments = Instruments(CollectorRegistry())
-        parts = wired(_settings(self._cluster, bool(self._drafts)), tasks, instruments, Clocks(clock, clock))
+        clocks = Clocks(clock, clock, self._jitter)
+        parts = wired(_settings(self._cluster, bool(self._drafts)), tasks, instruments, clocks)
         targets = [
             Replica(one.name, SimulatedTarget(one, self._texts), _fits, parts.dispatcher.changed)
             for one in self._targets

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from rich.console import Console
@@ -21,10 +21,15 @@ from paceline.process.supervision import Tell
 from paceline.types import (
     SOURCE_NAMES,
     ClusterDescription,
+    Device,
     DraftingOptions,
     DraftSource,
+    Dtype,
+    Layout,
+    Numerics,
     PolicyName,
     Prompt,
+    Quantization,
     SamplingParameters,
     SourceUsage,
     Text,
@@ -95,7 +100,7 @@ class PairFlags:
         ),
     ]
     device: Annotated[
-        Literal["auto", "cpu", "cuda"] | None,
+        Device | None,
         typer.Option(help="Where models run. Unset: auto, which takes cuda where there is one."),
     ]
     kv_memory: Annotated[
@@ -120,21 +125,21 @@ class ClusterFlags(PairFlags):
     """Flags of every command that starts one cluster."""
 
     dtype: Annotated[
-        Literal["auto", "float32", "bfloat16", "float16"] | None,
+        Dtype | None,
         typer.Option(
             help="Type of the target's weights and cache. Unset: auto, which takes what the checkpoint says. The draft "
             "takes what is fastest, whatever this says."
         ),
     ]
     quantization: Annotated[
-        Literal["none", "int8", "w8a8"] | None,
+        Quantization | None,
         typer.Option(
             help="int8: the target's products have weights of int8, made at load; its output is that of the "
             "rounded weights. w8a8: their rows are rounded too, on x86 processors with AVX2. Unset: none."
         ),
     ]
     layout: Annotated[
-        Literal["paged", "dense"] | None,
+        Layout | None,
         typer.Option(
             help="Form of the cache; dense: one rectangle, padded and realigned as the paper's. Unset: paged."
         ),
@@ -147,7 +152,7 @@ class ClusterFlags(PairFlags):
         int | None, typer.Option(min=1, help="Ranges of the target's layers, each in a process of its own. Unset: 1.")
     ]
     numerics: Annotated[
-        Literal["auto", "fast", "strict"] | None,
+        Numerics | None,
         typer.Option(
             help="strict: speculative output equals plain decoding bit for bit. fast gives that up in half precision. "
             "Unset: auto: strict in bfloat16, float16 and with w8a8; else fast, where float32 output equals Hugging "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from paceline.measure.figures import check_plots
 from paceline.planning.dimensions import ModelDimensions, read_dimensions
 from paceline.planning.flags import variables, write_variables
 from paceline.planning.heads import read_heads_size
+from paceline.planning.memory import PlannedDevice
 from paceline.planning.search import (
     INT8_STEPS,
     Candidate,
@@ -52,7 +53,7 @@ class ModelFlags:
         typer.Option(help="Folder of heads that draft in place of a draft service; or builtin:clover, builtin:eagle."),
     ] = NO_HEADS
 
-    def pair(self, device: Literal["cpu", "cuda"]) -> Pair:
+    def pair(self, device: PlannedDevice) -> Pair:
         target = read_dimensions(self.target_model)
         if self.heads != NO_HEADS:
             return Pair(target, None, read_heads_size(self.heads), device)
@@ -94,7 +95,7 @@ class WorkloadFlags:
 class MachineFlags:
     """Flags that say how fast the models run."""
 
-    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Where the models run.")] = "cpu"
+    device: Annotated[PlannedDevice, typer.Option(help="Where the models run.")] = "cpu"
     bandwidth_gb_s: Annotated[
         float | None,
         typer.Option(

@@ -15,8 +15,6 @@ from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.engine.model.identity import Origin
 from paceline.engine.model.loader import (
     DTYPES,
-    DeviceName,
-    DtypeName,
     architecture_of,
     convert,
     described,
@@ -31,18 +29,17 @@ from paceline.engine.model.shares import check_divisible, check_norms
 from paceline.engine.model.weight_format import fastest_format, possible_formats
 from paceline.engine.numerics import check_ranks
 from paceline.engine.options import EngineOptions
-from paceline.engine.quantization import Quantization
 from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.links import Links
 from paceline.engine.self_check import check_model, own_logits
 from paceline.errors import StartupError
-from paceline.types import ModelDescription, RankGrid, RankPlace, TokenizerFiles
+from paceline.types import Device, Dtype, ModelDescription, Quantization, RankGrid, RankPlace, TokenizerFiles
 
 Auto = Literal["auto"]
 
 
 def load_model(
-    model: str, dtype: DtypeName = "auto", device: DeviceName = "auto", quantization: Quantization = "none"
+    model: str, dtype: Dtype = "auto", device: Device = "auto", quantization: Quantization = "none"
 ) -> LoadedModel:
     """Load a directory, a hub id or `builtin:NAME`. `auto` is the checkpoint's own dtype.
 
@@ -53,7 +50,7 @@ def load_model(
 
 
 def load_fastest(
-    model: str, dtype: DtypeName = "auto", device: DeviceName = "auto", quantization: Quantization | Auto = "auto"
+    model: str, dtype: Dtype = "auto", device: Device = "auto", quantization: Quantization | Auto = "auto"
 ) -> LoadedModel:
     """Load as `load_model` does, but `auto` is what is fastest on this machine. For drafts, which affect no output."""
 
@@ -66,9 +63,7 @@ def load_fastest(
     return _loaded(model, dtype, device, choose)
 
 
-def _loaded(
-    model: str, dtype: DtypeName, device: DeviceName, choose: Callable[[PreTrainedModel], Quantization]
-) -> LoadedModel:
+def _loaded(model: str, dtype: Dtype, device: Device, choose: Callable[[PreTrainedModel], Quantization]) -> LoadedModel:
     checkpoint, place = find_checkpoint(model), resolve_device(device)
     with refusing_to_start(
         f"model {model!r} does not fit the memory of {place}; take a shorter --dtype or another --device"
@@ -79,8 +74,8 @@ def _loaded(
 
 def load_share(
     model: str,
-    dtype: DtypeName,
-    device: DeviceName,
+    dtype: Dtype,
+    device: Device,
     quantization: Quantization | Auto,
     options: EngineOptions,
     place: RankPlace,

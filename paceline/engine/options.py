@@ -1,12 +1,9 @@
 """Options of an engine: plain values, made from a service's settings or by a test."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from paceline.checks import MAX_ROWS
-
-Layout = Literal["paged", "dense"]
-Numerics = Literal["auto", "fast", "strict"]
+from paceline.types import Layout, Numerics
 
 
 @dataclass(frozen=True)

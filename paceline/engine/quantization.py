@@ -6,12 +6,12 @@ multiplied.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
-Quantization = Literal["none", "int8", "w8a8"]
-"""`int8` is weights alone; `w8a8` is weights and the rows that they multiply."""
+from paceline.types import Quantization
+
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
 
 LARGEST = 127

@@ -299,9 +299,7 @@ def _identified(model: LoadedModel, options: EngineOptions, heads: HeadsDrafts |
     return replace(described, identity=ModelIdentity(model_digest(described), secrets.token_hex(16)))
 
 
-def make_passes(
-    model: LoadedModel, cache: KvCache, options: EngineOptions, features: Features | None = None
-) -> FastPasses:
+def make_passes(model: LoadedModel, cache: KvCache, options: EngineOptions, features: Features | None) -> FastPasses:
     if is_strict_by_shape(model, options):
         return StrictPasses(model, cache, features)
     if has_fixed_shapes(model, options):
@@ -324,7 +322,7 @@ def has_fixed_shapes(model: LoadedModel, options: EngineOptions) -> bool:
     return options.fixed_shapes and model.backend.tables is not None
 
 
-def make_cache(model: LoadedModel, options: EngineOptions, budget: Budget, heads: LoadedHeads | None = None) -> KvCache:
+def make_cache(model: LoadedModel, options: EngineOptions, budget: Budget, heads: LoadedHeads | None) -> KvCache:
     """Lay out the cache that the options ask for, with layers for the heads.
 
     Raise StartupError when the cache could not hold a token or the memory cannot be had.

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
+from paceline.gateway.bodies import Json
 from paceline.types import (
     DraftSource,
     GenerationAccepted,
@@ -15,8 +15,6 @@ from paceline.types import (
     Usage,
     added_up,
 )
-
-Json = dict[str, Any]
 
 
 class Account:

@@ -10,11 +10,11 @@ from typing import Any, Generic
 
 from paceline.gateway.account import Account, told_of_piece
 from paceline.gateway.apis import Api, BodyT
+from paceline.gateway.bodies import Json
 from paceline.gateway.sse import DONE, event
 from paceline.gateway.tool_calls import ToolFormat
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, OutputToken
 
-Json = dict[str, Any]
 # Made once: `json.dumps` would make an encoder for every chunk.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 LONG_TOKENS = 1024

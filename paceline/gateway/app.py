@@ -18,7 +18,7 @@ from starlette.routing import Route
 from paceline.gateway.access import LIVENESS_PATH, BearerTokens
 from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
-from paceline.gateway.errors import HANDLERS, HttpError, http_error, shutting_down
+from paceline.gateway.errors import HANDLERS, http_error, shutting_down
 from paceline.gateway.page import Page
 from paceline.security.tokens import KnownTokens
 from paceline.types import ClusterDescription
@@ -101,6 +101,3 @@ def _json(value: Any) -> Response:
 def _word(value: object) -> object:
     assert isinstance(value, Enum)
     return value.value
-
-
-__all__ = ["HttpError", "make_app"]

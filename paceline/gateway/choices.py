@@ -1,14 +1,12 @@
 """The choices of an answer: what becomes of the tokens of one output, whether they come at once or in parts."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from paceline.gateway.bodies import ChatBody, CompletionBody
+from paceline.gateway.bodies import ChatBody, CompletionBody, Json
 from paceline.gateway.logprobs import chat_logprobs, completion_logprobs
 from paceline.gateway.tool_calls import Found, FoundCall, ToolFormat, call_finder
 from paceline.types import FinishReason, GenerationFinish, OutputToken
-
-Json = dict[str, Any]
 
 
 class Choice(Protocol):

@@ -1,11 +1,10 @@
 """Log-probabilities in the two forms that OpenAI has."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from paceline.gateway.bodies import Json
 from paceline.types import OutputToken
 
-Json = dict[str, Any]
 LEAST = -9999.0
 """Stands for a log-probability that JSON cannot hold."""
 

@@ -1,4 +1,4 @@
-"""Metrics of the gateway, on its own port."""
+"""Metrics of the gateway."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 

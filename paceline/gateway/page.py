@@ -18,8 +18,8 @@ HEADERS = {
 
 
 class Page:
-    def __init__(self, folder: Path = FOLDER) -> None:
-        self._files = {path.name: path.read_bytes() for path in folder.glob("*") if path.is_file()}
+    def __init__(self) -> None:
+        self._files = {path.name: path.read_bytes() for path in FOLDER.glob("*") if path.is_file()}
 
     async def answer(self, request: Request) -> Response:
         name = request.path_params.get("name", "index.html")

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from paceline.gateway import bodies
 from paceline.gateway.errors import HttpError, invalid, too_many
@@ -128,6 +128,3 @@ def _param(path: tuple[int | str, ...]) -> str | None:
 
 def _is_short(value: object) -> bool:
     return value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 1 << 64)
-
-
-__all__ = ["MOST_BODIES_BYTES", "BodyRoom", "ClientDisconnect", "parse", "read_body"]

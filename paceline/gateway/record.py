@@ -1,7 +1,6 @@
 """The record of each request: its metrics, and one log line at its end, without text of a prompt or an output."""
 
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 
 import structlog
@@ -19,7 +18,7 @@ CLIENT_LEFT = 499
 class RequestRecord:
     """One request for outputs, from its arrival to its end."""
 
-    def __init__(self, metrics: GatewayMetrics, path: str, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, metrics: GatewayMetrics, path: str) -> None:
         self.status = 500
         """Status of the answer; of an error in a stream, that of the error. It stands for one that was never sent."""
         self.error_code: str | None = None
@@ -27,21 +26,20 @@ class RequestRecord:
         """Its span; None if it is not traced. It ends before its line is written."""
         self._metrics = metrics
         self._path = path
-        self._clock = clock
-        self._began_s = clock()
+        self._began_s = time.perf_counter()
         self._first_token_s: float | None = None
         metrics.running.inc()
 
     def note_tokens(self, token_count: int) -> None:
         """Note that so many tokens of output came."""
         if token_count and self._first_token_s is None:
-            self._first_token_s = self._clock() - self._began_s
+            self._first_token_s = time.perf_counter() - self._began_s
             self._metrics.first_token.observe(self._first_token_s, exemplar_of(self.span))
         self._metrics.tokens.inc(token_count)
 
     def end(self, account: Account | None, *, is_streamed: bool) -> None:
         """Count the request's end and write its line. `account` is None for one that no coordinator got."""
-        duration_s = self._clock() - self._began_s
+        duration_s = time.perf_counter() - self._began_s
         self._metrics.running.dec()
         self._metrics.ended.labels(self._path, str(self.status)).inc()
         if self.status == 200:

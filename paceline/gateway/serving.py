@@ -40,9 +40,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 @asynccontextmanager
-async def running_gateway(
-    settings: GatewaySettings, watched: Instruments, page: Page | None = None
-) -> AsyncIterator[str]:
+async def running_gateway(settings: GatewaySettings, watched: Instruments) -> AsyncIterator[str]:
     """Serve while the block runs; yield HOST:PORT. On leaving, running requests get `shutdown_grace_s` to end.
 
     Raise StartupError when a setting is wrong or the port is taken.
@@ -66,7 +64,7 @@ async def running_gateway(
             settings.max_body_bytes,
             settings.request_timeout_s,
         )
-        app = make_app(gateway, watched.registry, page or Page(), tokens, settings.cors_origins)
+        app = make_app(gateway, watched.registry, Page(), tokens, settings.cors_origins)
         watching = asyncio.create_task(model.watch())
         try:
             async with listening(settings, app, served) as address:

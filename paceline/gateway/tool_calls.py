@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Protocol
 
+from paceline.gateway.bodies import Json
 from paceline.types import ResponseFormat
 
 ToolFormat = Literal["hermes", "llama3-json"]
@@ -23,7 +24,6 @@ _END = ""
 """The part of an output that is its end."""
 _MARKS = re.compile(r'"|\\.?|[\x00-\x1f]', re.DOTALL)
 """What tells where the strings of JSON begin and end; no control character stands in one."""
-Json = dict[str, Any]
 AS_TEMPLATES_WRITE = {"whitespace_flexible": False, "key_separator": ": ", "item_separator": ", "}
 """White space of forced calls: as templates show calls, by Jinja's `tojson`. Free white space has no end."""
 

@@ -110,9 +110,9 @@ def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]]:
     return [row[count:] for row in rows]
 
 
-def student_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:
+def student_quantile(freedom: int) -> float:
     """Return the half width of an interval in standard errors, by Abramowitz and Stegun, 26.7.5."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,

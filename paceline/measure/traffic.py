@@ -38,7 +38,7 @@ def config_traffic(config: Any, dtype: torch.dtype, weight_dtype: torch.dtype) -
     )
 
 
-def copy_bandwidth(device: str = "cpu") -> float:
+def copy_bandwidth(device: str) -> float:
     """Return the bytes read and written a second by the fastest of some large copies, with torch's current threads."""
     source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

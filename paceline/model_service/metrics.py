@@ -14,7 +14,6 @@ from paceline.observe.metrics import (
     ROUND_BUCKETS_S,
     ROW_BUCKETS,
     TOKEN_BUCKETS,
-    Exemplar,
     active_exemplar,
     model_info,
 )
@@ -26,14 +25,11 @@ CALL_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16)
 class ModelMetrics:
     """Metrics that are counted live; the label `component` tells draft and target apart."""
 
-    def __init__(
-        self, registry: CollectorRegistry, component: str, exemplar: Callable[[], Exemplar] = active_exemplar
-    ) -> None:
+    def __init__(self, registry: CollectorRegistry, component: str) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             family = Histogram(f"paceline_{name}", text, ["component"], buckets=buckets, registry=registry)
             return family.labels(component)
 
-        self._exemplar = exemplar
         self._queued = histogram(
             "call_queue_seconds", "Time a propose or verify call waited for the model.", ROUND_BUCKETS_S
         )
@@ -48,7 +44,7 @@ class ModelMetrics:
         ).labels(component)
 
     def call_ended(self, timing: CallTiming) -> None:
-        exemplar = self._exemplar()
+        exemplar = active_exemplar()
         self._queued.observe(timing.queued_s, exemplar)
         self._executed.observe(timing.executed_s, exemplar)
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import grpc
-
 from paceline.checks import MAX_ROWS, check_row_count
 from paceline.codec.models import model_to_pb
 from paceline.codec.rounds import lengths_from_pb, rollbacks_to_pb
@@ -19,12 +17,11 @@ from paceline.engine.calls import Call
 from paceline.engine.runner import Runner
 from paceline.model_service.worker import ModelWorker
 from paceline.scope import EQUAL, Caller, RowT, Weights
-from paceline.security.access import caller_of
+from paceline.security.access import Context, caller_of
 from paceline.tasks import outlasting
 from paceline.types import CallTiming
 from paceline.wire import Exchanges
 
-Context = grpc.aio.ServicerContext[Any, Any]
 ResultT = TypeVar("ResultT")
 
 

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from paceline import __version__
 from paceline.codec.versions import VERSION
 from paceline.observe.logs import SpanIds, active_span
+from paceline.security.access import Context
 from paceline.security.certificates import Certificates, end_times_s
 from paceline.types import ModelDescription
 from paceline.wire import Handler, WrappingInterceptor, ended_code, wrap
@@ -54,7 +55,6 @@ REQUEST_BUCKETS_S = (
 ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
-Context = grpc.aio.ServicerContext[Any, Any]
 Exemplar = dict[str, str] | None
 
 

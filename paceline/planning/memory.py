@@ -11,7 +11,7 @@ from typing import Literal
 from paceline.checks import DECODED_TOKENS, MAX_DRAFT_COUNT
 from paceline.planning.dimensions import VALUE_BYTES, ModelDimensions
 
-Device = Literal["cpu", "cuda"]
+PlannedDevice = Literal["cpu", "cuda"]
 
 MIB = 1 << 20
 COLUMNS = 16
@@ -54,7 +54,7 @@ class WeightForm:
     dtype: str
     """Of weights that are not quantised, and of the cache."""
     is_int8: bool = False
-    device: Device = "cpu"
+    device: PlannedDevice = "cpu"
 
     @property
     def value_bytes(self) -> int:
@@ -198,7 +198,7 @@ def held_logit_count(
     return count
 
 
-def process_bytes(device: Device) -> int:
+def process_bytes(device: PlannedDevice) -> int:
     """Return what a service takes of the device beside its model, with what it keeps of freed memory."""
     return CONTEXT_BYTES if device == "cuda" else PROCESS_BYTES + KEPT_BYTES
 

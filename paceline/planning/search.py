@@ -13,7 +13,7 @@ from typing import Literal
 from paceline.planning.dimensions import ModelDimensions
 from paceline.planning.memory import (
     CallSize,
-    Device,
+    PlannedDevice,
     WeightForm,
     held_logit_count,
     kv_bytes,
@@ -49,7 +49,7 @@ class Pair:
     draft: ModelDimensions | None = None
     heads: HeadsSize | None = None
     """What drafts inside the target, in place of a draft."""
-    device: Device = "cpu"
+    device: PlannedDevice = "cpu"
 
     def most_drafts(self, asked_count: int) -> int:
         """Return the drafts of a round that asks for so many: heads have no more than they were made for."""

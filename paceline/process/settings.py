@@ -25,7 +25,7 @@ from paceline.process.variables import check_variables
 from paceline.scope import Weights, parse_weights
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.security.settings import Count, Port, SecuritySettings
-from paceline.types import RankGrid
+from paceline.types import Device, Dtype, Layout, Quantization, RankGrid
 from paceline.wire.ports import Listening
 
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)]
@@ -39,7 +39,6 @@ QUANTIZATION = (
     "then that of the rounded weights; w8a8: rows are rounded to int8 too, which is faster, on x86 "
     "processors with AVX2 alone; none: weights are of --dtype"
 )
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def _kv_memory(setting: str) -> str:
@@ -123,8 +122,8 @@ class ModelServiceSettings(ServiceSettings):
     dtype: Dtype = Field(
         default="auto", description="type of the weights and the cache; auto: what the checkpoint's config.json says"
     )
-    quantization: Literal["auto", "none", "int8", "w8a8"] = Field(default="none", description=QUANTIZATION)
-    device: Literal["auto", "cpu", "cuda"] = Field(
+    quantization: Literal["auto", Quantization] = Field(default="none", description=QUANTIZATION)
+    device: Device = Field(
         default="auto", description="where the model runs; auto: cuda where torch sees such a device, else cpu"
     )
     threads: Count | None = Field(
@@ -160,7 +159,7 @@ class ModelServiceSettings(ServiceSettings):
         "once the model is loaded, such as 60%; while a target's is full, generations wait; while a draft's is, they "
         "get no drafts",
     )
-    layout: Literal["paged", "dense"] = Field(
+    layout: Layout = Field(
         default="paged",
         description="form of the cache; dense: one padded rectangle that is realigned each round, slower, to compare "
         "with the published algorithms",
@@ -266,7 +265,7 @@ def as_flags(values: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(word for name, value in known.items() for word in (flag_of(name), str(value)))
 
 
-def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None = None) -> SettingsT:
+def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] | None) -> SettingsT:
     """Read settings from `arguments` (the command line's when None) and the environment.
 
     Raise StartupError with one line per wrong setting, naming flag or variable, value and remedy.

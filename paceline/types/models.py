@@ -1,6 +1,14 @@
 """A model service's description of itself."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["none", "int8", "w8a8"]
+"""`int8` is weights alone; `w8a8` is weights and the rows that they multiply."""
+Layout = Literal["paged", "dense"]
+Numerics = Literal["auto", "fast", "strict"]
 
 
 @dataclass(frozen=True, slots=True)

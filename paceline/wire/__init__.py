@@ -6,9 +6,8 @@ from paceline.wire.exchange import Exchange, half_close
 from paceline.wire.exchanges import Exchanges
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 from paceline.wire.process import ends_with_stdin, termination
-from paceline.wire.server import RunningServer, ServerOptions, Streams, running_server
+from paceline.wire.server import RunningServer, ServerOptions, running_server
 from paceline.wire.status import (
-    ErrorInterceptor,
     answered,
     as_told,
     code_of,
@@ -19,13 +18,11 @@ from paceline.wire.status import (
 )
 
 __all__ = [
-    "ErrorInterceptor",
     "Exchange",
     "Exchanges",
     "Handler",
     "RunningServer",
     "ServerOptions",
-    "Streams",
     "WrappingInterceptor",
     "answered",
     "as_told",

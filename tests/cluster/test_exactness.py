@@ -14,11 +14,12 @@ from draft_service.preparing import Preparing
 from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention import short as short_attention
 from paceline.engine.calls import Call
-from paceline.engine.options import EngineOptions, Layout
+from paceline.engine.options import EngineOptions
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import (
     ComputeDescription,
     GenerationRequest,
+    Layout,
     PolicyName,
     ProposeRow,
     SamplingParameters,

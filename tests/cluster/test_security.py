@@ -38,11 +38,6 @@ PROMPT = (20, 21, 22)
 REQUEST = GenerationRequest(TokenIds(PROMPT), 24, ignore_end_tokens=True)
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
-
-
 def guarded(authority: Authority, *allowed: str) -> ServerOptions:
     own = authority.issue("127.0.0.1")
     return server_options(

@@ -23,7 +23,7 @@ def opened(clock: Clock) -> Circuit:
 
 
 def test_one_failure_is_forgiven_and_two_in_a_row_open_it() -> None:
-    circuit = Circuit(Clock())
+    circuit = Circuit(Clock(), jitter=lambda: 1.0)
     circuit.failed()
     circuit.succeeded()
     circuit.failed()
@@ -79,7 +79,7 @@ def test_pauses_double_up_to_the_longest_and_are_forgotten_after_enough_successe
 @given(st.lists(st.sampled_from(["ask", "succeed", "fail", "give up", "wait"]), max_size=60))
 def test_it_never_stays_closed_to_a_service_that_works(steps: list[str]) -> None:
     clock = Clock()
-    circuit = Circuit(clock)
+    circuit = Circuit(clock, jitter=lambda: 1.0)
     under_way = 0
     for step in steps:
         if step == "ask":

@@ -13,11 +13,10 @@ from coordinator.rounds.acceptances import Acceptances
 from paceline.observe.metrics import new_registry
 from paceline.types import ComputeDescription, DraftingOptions, DraftSource, GenerationRequest, ReplicaState, TokenIds
 from tests.coordinators import Dispatched, dispatching, fake_cluster
+from tests.fakes.dispatches import EXPECTED, LENGTH, PROMPTS
 from tests.fakes.draft_worlds import group_of
-from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
+from tests.fakes.model_services import FakeDrafter, FakeVerifier
 
-PROMPTS = [(number, number) for number in range(4, 12)]
-LENGTH = 30
 ANY = DraftingOptions()
 
 
@@ -39,9 +38,6 @@ async def outputs(running: Dispatched, drafting: DraftingOptions = ANY) -> list[
 
 def drafted_by(drafter: FakeDrafter) -> int:
     return sum(row.draft_count for call in drafter.calls for row in call)
-
-
-EXPECTED = [continuation(prompt, LENGTH) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("draft_count", [4, "auto"])

@@ -147,7 +147,7 @@ async def test_an_answer_that_cannot_be_true_is_a_failure(guarded: Guarded) -> N
     lies = iter([Proposal((1, 2, 3, 4), 5), Proposal((1, 2), 9)])
     replica = Replica("draft:1", Liar(1.0), fits)
     await replica.look()
-    draft = GuardedDraft(replica, guarded.circuit)
+    draft = GuardedDraft(replica, guarded.circuit, guarded.clock)
     for _ in range(2):
         with pytest.raises(PeerFailed):
             await draft.propose([ROW], PATIENT)
@@ -215,7 +215,8 @@ def test_a_draft_that_is_never_right_is_worth_nothing() -> None:
 
 
 async def replicated(*remotes: FakeDrafter) -> tuple[ReplicatedDrafter, list[Replica[FakeDrafter]]]:
-    drafter = ReplicatedDrafter()
+    clock = Clock()
+    drafter = ReplicatedDrafter(lambda replica: GuardedDraft(replica, Circuit(clock, lambda: 1.0), clock))
     replicas = [Replica(f"draft:{n}", one, fits, drafter.changed) for n, one in enumerate(remotes)]
     for replica in replicas:
         drafter.changed(replica)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.requests.guess import Guess
-from coordinator.rounds.outlook import NO_HEADS, Drawn, HeadsUse, Option, Outlook, Prices
+from coordinator.rounds.outlook import HEADS_UNUSED, Drawn, HeadsUse, Option, Outlook, Prices
 from paceline.types import DraftingOptions, DraftSource
 from tests.fakes.draft_worlds import group_of
 
@@ -72,13 +72,13 @@ def test_heads_draft_beside_a_copy_as_far_as_it_is_likely_to_end(
 
 def test_heads_draft_nothing_for_a_row_that_asks_a_better_draft_service() -> None:
     asked = Option(3, 2.5, 2.4, DraftSource.DRAFT, "draft")
-    assert use_of_heads(with_guess(0.9, 0.8, 0.6), asked, asked) == NO_HEADS
+    assert use_of_heads(with_guess(0.9, 0.8, 0.6), asked, asked) == HEADS_UNUSED
 
 
 def test_heads_draft_nothing_beside_a_copy_where_a_better_draft_service_is_asked_once_it_ends() -> None:
     copying = with_guess(0.9, 0.8, 0.6)
     copying.drawn = {"draft": drawn([0.9] * MOST, 0)}
-    assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 4)) == NO_HEADS
+    assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 4)) == HEADS_UNUSED
     assert use_of_heads(copying, Option(), copying.asked(DEAR_HEADS, 0)).count == 2
 
 

@@ -25,12 +25,12 @@ def flat(lines: list[list[int]]) -> list[int]:
     return sum(lines, [])
 
 
-def rounds_of(prediction: list[int], output: list[int], most: int = 8) -> int:
+def rounds_of(prediction: list[int], output: list[int]) -> int:
     """Return the number of rounds that the output takes with guesses from the prediction."""
     source, count = Prediction(IndexedText(built_suffixes(), packed(prediction))), 0
     context: list[int] = []
     while len(context) < len(output):
-        guess = source.guess(context, most)
+        guess = source.guess(context, 8)
         left = output[len(context) :]
         right = 0
         for token_id, right_id in zip(guess.token_ids if guess else (), left, strict=False):

@@ -58,7 +58,10 @@ def choices_after(prefix: Sequence[int], count: int, skill: float) -> tuple[int,
 
 
 class PreparingDrafter(FakeDrafter):
-    """Serves one call after another. After each it tells drafts for some outcomes, as a model service does."""
+    """Serves one call after another. After each it tells drafts for some outcomes, as a model service does.
+
+    The target's own next token is among them, for each accepted count.
+    """
 
     def __init__(
         self,
@@ -66,17 +69,14 @@ class PreparingDrafter(FakeDrafter):
         skill: float,
         *,
         hop_s: float = HOP_S,
-        tells: Callable[[int], bool] = lambda accepted_count: True,
         before: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """`tells` says for which accepted counts; there the target's own next token is among the outcomes."""
         super().__init__(skill, before=before)
         self.skill = skill
         self.deep_count = 6
         """Drafts told after an outcome."""
         self._time = time
         self._hop_s = hop_s
-        self._tells = tells
         self._telling: set[asyncio.Task[None]] = set()
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
@@ -98,7 +98,7 @@ class PreparingDrafter(FakeDrafter):
         start = row.base_length + len(row.token_ids)
         committed = self.token_ids[row.sequence_id][:start]
         found: list[PreparedDrafts] = []
-        for accepted in filter(self._tells, range(len(drafts) + 1)):
+        for accepted in range(len(drafts) + 1):
             prefix = [*committed, *drafts[:accepted]]
             for token_id in {next_token(prefix), draft_choice(prefix, self.skill)}:
                 after = [*prefix, token_id]
@@ -477,7 +477,7 @@ async def test_a_call_in_the_background_has_a_trace_of_its_own_that_links_its_ro
     time, spans = FakeTime(), Spans()
 
     async def rounds() -> trace.Span:
-        drafter = PreparedDrafter(inner := PreparingDrafter(time, 1.0), spans.tracer, time.clock)
+        drafter = PreparedDrafter(inner := PreparingDrafter(time, 1.0), time.clock, spans.tracer)
         inner.listen(drafter.take)
         await proposal_of(drafter, whole_row("a", 0))
         await time.sleep(VERIFY_S)

@@ -1,7 +1,6 @@
 """A coordinator in simulated time."""
 
 import asyncio
-import time
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -31,15 +30,12 @@ def simulated(clients: int = 4, count: int = 8, output: int = 24, prompt: int = 
 
 
 def test_time_passes_only_where_everything_waits() -> None:
-    async def wait() -> tuple[float, float]:
-        began_s = time.perf_counter()
+    async def wait() -> float:
         await asyncio.gather(asyncio.sleep(3600), asyncio.sleep(7200))
-        return asyncio.get_running_loop().time(), time.perf_counter() - began_s
+        return asyncio.get_running_loop().time()
 
     with asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
-        simulated_s, took_s = runner.run(wait())
-    assert simulated_s == pytest.approx(7200)
-    assert took_s < 60
+        assert runner.run(wait()) == pytest.approx(7200)
 
 
 def test_the_same_arguments_give_the_same_result() -> None:
@@ -81,8 +77,8 @@ def test_a_long_prompt_comes_in_chunks() -> None:
 
 
 def test_a_far_draft_service_makes_each_round_longer() -> None:
-    near, far = simulated(clients=1), simulated(clients=1, draft_round_trip_s=0.1)
-    assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.1 * near.round_count, rel=0.1)
+    near, far = simulated(clients=1), simulated(clients=1, draft_round_trip_s=0.03)
+    assert far.summary.elapsed_s == pytest.approx(near.summary.elapsed_s + 0.03 * near.round_count, rel=0.1)
 
 
 def test_a_far_target_runs_as_many_plain_rounds_a_call_as_take_the_time_of_the_way() -> None:
@@ -211,6 +207,14 @@ def test_texts_are_those_of_the_draft_that_the_costs_name() -> None:
     other = AcceptanceCounts(DraftSource.DRAFT, "another draft", (9000,) * 8, (9000,) * 8)
     both = replace(saved, costs=replace(saved.costs, acceptances=(other, *saved.costs.acceptances)))
     assert simulate(both, cluster, requests) == simulate(saved, cluster, requests)
+
+
+def test_a_draft_whose_calls_come_late_is_asked_seldom() -> None:
+    """Its calls were timed by the clock of the machine, where they take no time."""
+    result = simulated(count=4, output=400, lane_count=1, draft_round_trip_s=1.0)
+    assert result == simulated(count=4, output=400, lane_count=1, draft_round_trip_s=1.0)
+    calls = {one.name: one.call_count for one in result.services}
+    assert calls["draft 1"] < calls["target 1"] / 2
 
 
 def test_a_draft_that_was_not_asked_yet_is_refused() -> None:

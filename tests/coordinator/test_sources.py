@@ -9,11 +9,8 @@ from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guess, Guesser
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, TokenIds, Usage
 from tests.coordinators import Dispatched, dispatching
+from tests.fakes.dispatches import EXPECTED, LENGTH, PROMPTS
 from tests.fakes.model_services import END_TOKEN_ID, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation
-
-PROMPTS = [(number, number) for number in range(4, 12)]
-LENGTH = 30
-EXPECTED = [continuation(prompt, LENGTH) for prompt in PROMPTS]
 
 
 class Saying:

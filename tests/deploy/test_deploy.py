@@ -46,9 +46,10 @@ OTHER_VARIABLES = {
 
 
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
-each_workload = pytest.mark.parametrize(
-    ("overlay", "component"),
-    [(overlay, component) for overlay in OVERLAYS for component in workloads(resources(overlay))],
+WORKLOADS = [(overlay, component) for overlay in OVERLAYS for component in workloads(resources(overlay))]
+each_workload = pytest.mark.parametrize(("overlay", "component"), WORKLOADS)
+each_model_service = pytest.mark.parametrize(
+    ("overlay", "component"), [one for one in WORKLOADS if one[1] in ("draft", "target")]
 )
 with_gateway = pytest.mark.parametrize("overlay", [one for one in OVERLAYS if "gateway" in workloads(resources(one))])
 
@@ -260,14 +261,14 @@ def test_the_runtime_of_the_gpus_may_be_named() -> None:
 
 
 @pytest.mark.review
-@each_workload
+@each_model_service
 def test_threads_are_the_cpus_of_the_pod(overlay: str, component: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Review D7: torch counted the CPUs of the node, whatever the pod's quota."""
     one = workload(overlay, component)
     told = settings(one, monkeypatch)
-    if isinstance(told, ModelServiceSettings):
-        assert str(told.threads) == one.container["resources"]["limits"]["cpu"]
-        assert (told.device == "cuda") is ("nvidia.com/gpu" in one.container["resources"]["limits"])
+    assert isinstance(told, ModelServiceSettings)
+    assert str(told.threads) == one.container["resources"]["limits"]["cpu"]
+    assert (told.device == "cuda") is ("nvidia.com/gpu" in one.container["resources"]["limits"])
 
 
 def test_a_target_over_several_gpus_of_a_node_has_a_process_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,6 @@ from benchmarks.chats import fitting
 from paceline.engine.backend import Backend
 from paceline.engine.loading import load_model
 from paceline.engine.memory import shares_of, taken_bytes
-from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
@@ -30,7 +29,7 @@ from paceline.errors import PacelineError, StartupError
 from paceline.kv_memory import parse_memory
 from paceline.model_service import serving
 from paceline.planning.memory import MIB, PROCESS_BYTES, STARTED_BYTES, CallSize, choice_places
-from paceline.types import GREEDY, ChoiceRule, SamplingParameters, Verdict, VerifyRow
+from paceline.types import GREEDY, ChoiceRule, Dtype, SamplingParameters, Verdict, VerifyRow
 from paceline.wire import ServerOptions
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
@@ -198,7 +197,7 @@ def test_a_model_without_the_sizes_is_refused_a_memory_for_all(pairs: dict[str, 
     ],
 )
 def test_a_memory_for_all_is_refused_where_torch_computes(
-    dtype: DtypeName,
+    dtype: Dtype,
     backend: Backend | None,
     words: tuple[str, str],
     pairs: dict[str, PairOfCheckpoints],

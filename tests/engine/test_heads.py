@@ -19,21 +19,12 @@ from paceline.engine.heads.reading import new_heads, read_heads, write_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.compiled_decoder import CompiledDecoder
 from paceline.engine.model.conversion import convert
-from paceline.engine.model.loader import DtypeName
 from paceline.engine.options import EngineOptions
 from paceline.engine.passes import Piece
 from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable, Overloaded, StartupError
 from paceline.planning.heads import read_heads_size
-from paceline.types import (
-    GREEDY,
-    ChoiceRule,
-    Prefilled,
-    SamplingParameters,
-    SequenceLength,
-    Verdict,
-    VerifyRow,
-)
+from paceline.types import GREEDY, ChoiceRule, Dtype, Prefilled, SamplingParameters, SequenceLength, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, write_model
 from tests.conftest import PairOfCheckpoints
@@ -351,7 +342,7 @@ def test_their_layers_are_compiled_where_the_targets_are(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["clover", "clover2", "eagle"])
 def test_their_layers_give_the_same_bits_at_once_as_call_by_call(
-    kind: str, dtype: DtypeName, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+    kind: str, dtype: Dtype, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
 ) -> None:
     built_kernels()
     target, made = pairs["Llama"].target, list[list[torch.Tensor]]()

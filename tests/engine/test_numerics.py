@@ -15,17 +15,24 @@ from paceline.cli.prompts import PROMPTS
 from paceline.engine.attention.strict import StrictAttention
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model
-from paceline.engine.model.loader import DtypeName
-from paceline.engine.options import EngineOptions, Layout, Numerics
+from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.plan import BatchPlan
-from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
 from paceline.model_service.serving import engine_options
 from paceline.numerics import promise
 from paceline.process.settings import parse_settings
-from paceline.types import GenerationRequest, ModelDescription, PolicyName, UserMessage
+from paceline.types import (
+    Dtype,
+    GenerationRequest,
+    Layout,
+    ModelDescription,
+    Numerics,
+    PolicyName,
+    Quantization,
+    UserMessage,
+)
 from target_service.config import TargetSettings
 from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, shared_requests
@@ -52,7 +59,7 @@ def logits(runner: Runner, row: PackedRow, *neighbours: PackedRow) -> torch.Tens
 )
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_do_not_depend_on_neighbours_chunks_drafts_or_sharing(
-    family: str, dtype: DtypeName, quantization: Quantization, pairs: dict[str, PairOfCheckpoints]
+    family: str, dtype: Dtype, quantization: Quantization, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     model = load_model(str(pairs[family].target), dtype, quantization=quantization)
     rng = random.Random(1)
@@ -121,7 +128,7 @@ async def test_in_bfloat16_without_flags_every_output_equals_plain_decoding_alon
     ],
 )
 async def test_the_built_in_pair_where_numbers_are_rounded_equals_plain_decoding_alone_without_flags(
-    dtype: DtypeName, quantization: Quantization
+    dtype: Dtype, quantization: Quantization
 ) -> None:
     # In bfloat16, unquantised, fast numerics change two of these outputs, from token 7 and from token 11 on.
     requests = [GenerationRequest(UserMessage(PROMPTS[number]), max_new_tokens=24) for number in (4, 12, 5, 6)]
@@ -153,7 +160,7 @@ async def test_the_built_in_pair_where_numbers_are_rounded_equals_plain_decoding
     ],
 )
 def test_auto_is_strict_in_half_precision_wherever_that_can_be(
-    dtype: DtypeName, options: EngineOptions, numerics: str, pairs: dict[str, PairOfCheckpoints]
+    dtype: Dtype, options: EngineOptions, numerics: str, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     model = load_model(str(pairs["Llama"].target), dtype)
     assert Runner(model, replace(options, kv_memory="1MiB")).describe().numerics == numerics
@@ -172,7 +179,7 @@ def test_the_dense_layout_says_where_it_cannot_be_strict(pairs: dict[str, PairOf
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_logits_of_the_dense_layout_are_those_of_pages_to_the_last_bit(
-    dtype: DtypeName, pairs: dict[str, PairOfCheckpoints]
+    dtype: Dtype, pairs: dict[str, PairOfCheckpoints]
 ) -> None:
     built_kernels()
     model = load_model(str(pairs["Qwen3"].target), dtype)
@@ -219,7 +226,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("bfloat16", "auto"), ("float16", "auto"), ("bfloat16", "strict"), ("float16", "strict"), ("float32", "strict")],
 )
 def test_a_mixture_of_experts_is_refused_where_it_would_have_to_be_strict(
-    dtype: DtypeName, asked: Numerics, experts: Path
+    dtype: Dtype, asked: Numerics, experts: Path
 ) -> None:
     with pytest.raises(StartupError, match=r"Qwen3MoeForCausalLM: each expert .* start with --numerics fast"):
         Runner(load_model(str(experts), dtype), EngineOptions("1MiB", numerics=asked))
@@ -227,7 +234,7 @@ def test_a_mixture_of_experts_is_refused_where_it_would_have_to_be_strict(
 
 @pytest.mark.review  # B6
 @pytest.mark.parametrize(("dtype", "asked"), [("bfloat16", "fast"), ("float32", "auto"), ("float32", "fast")])
-def test_a_mixture_of_experts_runs_in_fast_numerics(dtype: DtypeName, asked: Numerics, experts: Path) -> None:
+def test_a_mixture_of_experts_runs_in_fast_numerics(dtype: Dtype, asked: Numerics, experts: Path) -> None:
     runner = Runner(load_model(str(experts), dtype), EngineOptions("1MiB", numerics=asked))
     assert runner.describe().numerics == "fast"
 

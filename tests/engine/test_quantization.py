@@ -14,16 +14,17 @@ from paceline.engine import backend
 from paceline.engine.loading import load_model
 from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.compiled_decoder import CompiledDecoder
-from paceline.engine.model.loader import DtypeName, read_module
+from paceline.engine.model.loader import read_module
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.quantized_layers import QuantizedLinear, quantize_layers
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
-from paceline.engine.quantization import LARGEST, Quantization, QuantizedWeight
+from paceline.engine.quantization import LARGEST, QuantizedWeight
 from paceline.engine.runner import Runner
 from paceline.engine.self_check import TOLERANCES, own_logits
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.types import Dtype, Quantization
 from tests.checkpoints import FAMILIES, write_model
 from tests.cluster.test_exactness import generate, requests
 from tests.clusters import cluster
@@ -94,7 +95,7 @@ def test_a_weight_that_is_no_number_is_found_though_int8_has_none(
 TOKENS, DRAFTS = tuple(range(20, 60)), 30
 
 
-def logits(model: Path, dtype: DtypeName, quantization: Quantization = "int8") -> torch.Tensor:
+def logits(model: Path, dtype: Dtype, quantization: Quantization = "int8") -> torch.Tensor:
     runner = Runner(load_model(str(model), dtype, quantization=quantization), EngineOptions("1MiB"))
     (outcome,) = runner.forward([PackedRow("a", 0, TOKENS, draft_count=DRAFTS)])
     assert isinstance(outcome, torch.Tensor)
@@ -104,7 +105,7 @@ def logits(model: Path, dtype: DtypeName, quantization: Quantization = "int8") -
 @pytest.mark.parametrize("family", [*FAMILIES, "Qwen2", "Phi3", "Olmo2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_without_kernels_the_weights_are_dequantised_and_give_the_same_logits(
-    family: str, dtype: DtypeName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: Dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built_kernels()
     model = write_model(tmp_path, family)
@@ -117,7 +118,7 @@ def test_without_kernels_the_weights_are_dequantised_and_give_the_same_logits(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_compiled_passes_multiply_by_int8(dtype: DtypeName, pairs: dict[str, PairOfCheckpoints]) -> None:
+def test_compiled_passes_multiply_by_int8(dtype: Dtype, pairs: dict[str, PairOfCheckpoints]) -> None:
     built_kernels()
     decoder = load_model(str(pairs["Qwen3"].target), dtype, quantization="int8").decoder
     assert isinstance(decoder, CompiledDecoder)
@@ -152,7 +153,7 @@ async def test_quantised_output_in_float32_equals_hugging_face_with_the_same_wei
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rows_are_rounded_by_compiled_products_or_the_start_is_refused(
-    dtype: DtypeName, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+    dtype: Dtype, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dequantised weights would be another function than that of replicas that do round rows."""
     if dtype == "float32":  # in float16 kernels multiply nothing

@@ -24,6 +24,7 @@ from tests.engine.test_no_choice import POISON, BadAfterPoison
 
 _RANDOM = random.Random(2)
 PROMPT = tuple(_RANDOM.randrange(8, 300) for _ in range(150))
+DRAFTED = (9, 9, 9)
 OPTIONS = EngineOptions(kv_memory="16MiB", prefill_chunk_tokens=64)
 NEIGHBOURS = (
     VerifyRow("decoding", 0, PROMPT[:9], (5, 6, 7)),
@@ -34,16 +35,15 @@ NEIGHBOURS = (
 
 
 def scored(
-    verifier: Verifier, top_count: int, part: int = 1000, neighbours: Sequence[VerifyRow] = (), drafts: int = 3
+    verifier: Verifier, top_count: int, part: int = 1000, neighbours: Sequence[VerifyRow] = ()
 ) -> tuple[list[TokenLogprobs], Verdict]:
     """Have the prompt scored, in rows of `part` tokens; return the values and the rest of the verdict."""
     scores: list[TokenLogprobs] = []
     while True:
         token_ids = PROMPT[len(scores) : len(scores) + part]
         left = len(PROMPT) - len(scores) - len(token_ids)
-        row = VerifyRow(
-            "scored", len(scores), token_ids, () if left else (9,) * drafts, GREEDY, top_count, left, scores_tokens=True
-        )
+        drafted = () if left else DRAFTED
+        row = VerifyRow("scored", len(scores), token_ids, drafted, GREEDY, top_count, left, scores_tokens=True)
         # The neighbours begin anew with every call, so the row comes first: the first one always gets on.
         outcome = verifier.verify([row, *neighbours])[0]
         assert isinstance(outcome, Verdict | Prefilled)
@@ -67,7 +67,7 @@ def test_values_are_those_of_the_models_own_forward(
     with torch.inference_mode():
         module = AutoModelForCausalLM.from_pretrained(folder)
         logprobs = module(input_ids=torch.tensor([PROMPT])).logits[0].log_softmax(-1)
-    assert verdict.next_token_id == logprobs[-1].argmax() or verdict.accepted_count
+    assert (DRAFTED[0] if verdict.accepted_count else verdict.next_token_id) == logprobs[-1].argmax()
     assert len(scores) == len(PROMPT) - 1
     for token_id, score, row in zip(PROMPT[1:], scores, logprobs, strict=False):
         assert score.logprob == pytest.approx(row[token_id].item(), abs=1e-4)
@@ -103,7 +103,7 @@ def test_plain_rows_choose_the_same_beside_scored_ones_and_a_scored_row_as_a_pla
 ) -> None:
     model = load_model(str(pairs["Llama"].target), "bfloat16")
     _, scored_too = scored(fresh(model, replace(OPTIONS, prefill_chunk_tokens=512)), 0)
-    (plain,) = fresh(model, replace(OPTIONS, prefill_chunk_tokens=512)).verify([VerifyRow("a", 0, PROMPT, (9, 9, 9))])
+    (plain,) = fresh(model, replace(OPTIONS, prefill_chunk_tokens=512)).verify([VerifyRow("a", 0, PROMPT, DRAFTED)])
     assert replace(scored_too, logprobs=()) == plain
 
 

@@ -18,16 +18,16 @@ from paceline.engine.backend import Backend, find_backend
 from paceline.engine.loading import Auto, load_fastest, load_model
 from paceline.engine.model import weight_format
 from paceline.engine.model.checkpoint import find_checkpoint
-from paceline.engine.model.loader import DtypeName, kv_shape, read_module
+from paceline.engine.model.loader import kv_shape, read_module
 from paceline.engine.model.weight_format import WeightFormat, _samples, possible_formats
 from paceline.engine.native import PassRows
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
-from paceline.engine.quantization import Quantization
 from paceline.engine.runner import Runner
 from paceline.model_service import serving
 from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.process.settings import parse_settings
+from paceline.types import Dtype, Quantization
 from target_service import __main__ as target_service
 from target_service.config import TargetSettings
 from tests.checkpoints import write_model
@@ -71,7 +71,7 @@ def test_the_fastest_format_is_taken_whatever_its_name(
     ],
 )
 def test_an_explicit_dtype_or_quantization_is_obeyed(
-    dtype: DtypeName,
+    dtype: Dtype,
     quantization: Quantization | Auto,
     formats: set[WeightFormat],
     times: dict[WeightFormat, float],

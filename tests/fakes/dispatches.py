@@ -9,6 +9,11 @@ from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import Dispatched
 from tests.fakes.model_services import continuation
 
+PROMPTS = [(number, number) for number in range(4, 12)]
+LENGTH = 30
+EXPECTED = [continuation(prompt, LENGTH) for prompt in PROMPTS]
+"""The target's own outputs for the prompts, up to their end tokens."""
+
 
 def submit(
     running: Dispatched, prompt: tuple[int, ...], count: int = 30, deadline_s: float | None = None, **wishes: Any

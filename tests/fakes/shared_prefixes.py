@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -21,19 +21,18 @@ def sharing(model: ModelDescription, process_id: str, page_count: int, *, tells:
 
 
 class SharingVerifier(FakeVerifier):
-    """Counts the prompt tokens that it would compute if it kept the latest `page_count` pages, sequences' own included.
+    """Counts the prompt tokens that it would compute if it kept all pages.
 
     `tells` is whether it says that it shares: without that, a coordinator places by load alone.
     """
 
-    def __init__(self, number: int = 0, *, page_count: int = 10**6, tells: bool = True) -> None:
+    def __init__(self, number: int = 0, *, tells: bool = True) -> None:
         super().__init__()
-        self.description = sharing(self.description, f"process {number}", page_count, tells=tells)
+        self.description = sharing(self.description, f"process {number}", 10**6, tells=tells)
         self.computed_count = 0
         self.prompt_ids: dict[str, None] = {}
         """Sequences whose prompts came here, in their order."""
-        self._page_count = page_count
-        self._pages: OrderedDict[int, None] = OrderedDict()
+        self._pages: set[int] = set()
 
     def restart(self, process_id: str) -> None:
         self.evict()
@@ -52,10 +51,7 @@ class SharingVerifier(FakeVerifier):
         """Keep the last page of a prefix; return whether it was there."""
         key = hash(tuple(prefix))
         was_there = key in self._pages
-        self._pages[key] = None
-        self._pages.move_to_end(key)
-        if len(self._pages) > self._page_count:
-            self._pages.popitem(last=False)
+        self._pages.add(key)
         return was_there
 
 
@@ -89,13 +85,13 @@ class LoadSeen:
         return max(self._sums.values()) * len(self._sums) / self._sums.total()
 
 
-async def converse(coordinators: Sequence[Dispatched], talk: Talk, seed: int = 1) -> LoadSeen:
+async def converse(coordinators: Sequence[Dispatched], talk: Talk) -> LoadSeen:
     """Hold the conversations, each turn with any of the coordinators."""
-    seen, system = LoadSeen(), words(random.Random(seed), talk.system_tokens)
+    seen, system = LoadSeen(), words(random.Random(1), talk.system_tokens)
     places = asyncio.Semaphore(talk.together)
 
     async def conversation(number: int) -> None:
-        own = random.Random(f"{seed} {number}")
+        own = random.Random(f"1 {number}")
         said = system
         async with places:
             for _ in range(talk.turn_count):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.wire import open_channel
 from tests.fuzzing.calls import METHODS, Call, send
-from tests.fuzzing.messages import MUTATIONS
+from tests.fuzzing.messages import mutated
 
 READ_BYTES = 1 << 16
 QUIET_TURNS = 20
@@ -53,12 +53,7 @@ def streams(draw: Callable[[st.SearchStrategy[Any]], Any], recorded: tuple[bytes
     kind = draw(st.sampled_from(("noise", "preface", "call", "call", "call")))
     if kind != "call":
         return (PREFACE if kind == "preface" else b"") + bytes(draw(st.binary(max_size=200)))
-    content = draw(st.sampled_from(recorded))
-    for _ in range(draw(st.integers(1, 4))):
-        if content:
-            mutate = MUTATIONS[draw(st.sampled_from(sorted(MUTATIONS)))]
-            content = mutate(content, draw(st.integers(0, len(content) - 1)), draw(st.integers(0, 255)))
-    return bytes(content)
+    return mutated(draw, draw(st.sampled_from(recorded)), 4)
 
 
 async def connect_and_send(address: str, content: bytes) -> None:

@@ -160,6 +160,15 @@ MUTATIONS: Mapping[str, Callable[[bytes, int, int], bytes]] = {
 }
 
 
+def mutated(draw: Callable[[Values], Any], content: bytes, most: int) -> bytes:
+    """Return bytes with at most so many mutations."""
+    for _ in range(draw(st.integers(1, most))):
+        if content:
+            mutate = MUTATIONS[draw(st.sampled_from(sorted(MUTATIONS)))]
+            content = mutate(content, draw(st.integers(0, len(content) - 1)), draw(st.integers(0, 255)))
+    return content
+
+
 @cache
 @st.composite
 def payloads(draw: Callable[[Values], Any], descriptor: Descriptor) -> bytes:
@@ -168,9 +177,4 @@ def payloads(draw: Callable[[Values], Any], descriptor: Descriptor) -> bytes:
     if kind == "bytes":
         return bytes(draw(st.binary(max_size=100)))
     content = bytes(draw(messages(descriptor)).SerializeToString())
-    if kind == "mutated":
-        for _ in range(draw(st.integers(1, 3))):
-            if content:
-                mutate = MUTATIONS[draw(st.sampled_from(sorted(MUTATIONS)))]
-                content = mutate(content, draw(st.integers(0, len(content) - 1)), draw(st.integers(0, 255)))
-    return content
+    return mutated(draw, content, 3) if kind == "mutated" else content

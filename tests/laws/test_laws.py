@@ -110,8 +110,8 @@ def test_a_budget_buys_a_deeper_draft_fewer_tokens() -> None:
         DraftLaws([replace(one, train_s=None) for one in points()]).affordable(60)
 
 
-def round_s(rows: int, count: int, factor: float = 1.0) -> float:
-    return verify_s(rows, rows * count) + 0.0015 + (factor * propose_s(rows, count) + 0.0015 if count else 0.0)
+def round_s(rows: int, count: int) -> float:
+    return verify_s(rows, rows * count) + 0.0015 + (propose_s(rows, count) + 0.0015 if count else 0.0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 8])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from tokenizers import Tokenizer, decoders
+from tokenizers import decoders
 
 from paceline.errors import InvalidRequest
 from paceline.grammars import MAX_FORMAT_CHARACTERS, STACK_BYTES, Grammars, Progress
@@ -21,8 +21,8 @@ LIMITED = ResponseFormat(grammar='start: a "." b\na[max_tokens=3]: /[a-z]+/\nb: 
 NESTED = ResponseFormat(grammar='start: "(" start ")" | /[xy]{1,3}/')
 
 
-def bytes_of(text: str, tokenizer: Tokenizer = TOKENIZER) -> list[int]:
-    return tokenizer.encode(text, add_special_tokens=False).ids
+def bytes_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False).ids
 
 
 def allowed_ids(progress: Progress) -> set[int]:

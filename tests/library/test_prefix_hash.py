@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from draft_service.drafter import Drafter
 from paceline.codec.rounds import propose_rows_from_pb, propose_rows_to_pb, verify_rows_from_pb, verify_rows_to_pb
 from paceline.engine.loading import load_model
-from paceline.engine.options import EngineOptions, Layout
+from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
 from paceline.errors import PacelineError, PrefixNotCached
 from paceline.prefix_hash import PrefixHash
-from paceline.types import ProposeRow, Verdict, VerifyOutcome, VerifyRow
+from paceline.types import Layout, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 

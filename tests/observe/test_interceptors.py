@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import grpc
 import pytest
@@ -11,6 +10,7 @@ from opentelemetry import context as contexts
 
 from paceline.errors import InvalidRequest, PacelineError, PeerUnavailable
 from paceline.observe.tracing import traced_calls, traced_channel, traced_requests
+from paceline.security.access import Context
 from paceline.v1 import draft_service_pb2, generation_service_pb2
 from paceline.v1.draft_service_pb2_grpc import (
     DraftServiceServicer,
@@ -27,7 +27,6 @@ from tests.spans import Spans
 
 PROPOSE = "/paceline.v1.DraftService/ProposeTokens"
 SECRET = "the prompt that no span may hold"
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Servicer(DraftServiceServicer, GenerationServiceServicer):

@@ -66,11 +66,6 @@ def serving(options: ServerOptions) -> AbstractAsyncContextManager[tuple[Service
     return draft_server(Servicer(), options=options)  # type: ignore[abstract]
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    return Authority(tmp_path / "authority")
-
-
 def mutual(authority: Authority) -> ServerOptions:
     return watched(authority.issue("127.0.0.1"), authority.ca)
 

@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
 from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.security.access import Context
 from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, DraftServiceStub
@@ -33,7 +34,6 @@ from tests.fakes.proxy import running_proxy
 from tests.spans import until
 
 TIMEOUT_S = 60.0
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class Servicer(DraftServiceServicer):

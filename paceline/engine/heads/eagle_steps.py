@@ -75,7 +75,7 @@ class EagleSteps:
         later_counts: Sequence[int] = (),
     ) -> "_Recorded":
         """Return the program of a pass, all but run. Sequences may grow by `later_counts` tokens in it."""
-        rows = rows_of(self._kernels, attention, len(self._target.turns.cos), wanted, later_counts)
+        rows = rows_of(self._kernels, attention, len(self._target.rotary.cos), wanted, later_counts)
         begun, count = self._programs.begun(len(token_ids), wanted, attention, rows, None), len(token_ids)
         begun.token_ids[:count] = torch.tensor(token_ids)
         assert self._heads.norm

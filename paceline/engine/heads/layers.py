@@ -17,7 +17,7 @@ from paceline.engine.model.linear import least_packed_bytes, take
 from paceline.engine.model.plain_layer import Layer
 from paceline.engine.model.programs import Programs, RecordedPass, can_read, can_record, rows_of
 from paceline.engine.model.quantized_layers import QuantizedLinear
-from paceline.engine.model.turns import Turns
+from paceline.engine.model.rotary import Rotary
 from paceline.engine.native import Kernels, PassRows
 from paceline.errors import ModelNotUsable
 
@@ -42,17 +42,17 @@ class HeadLayers:
             form = replace(form, before_attention=None)
         taken = partial(take, backend=backend, packed_bytes=least_packed_bytes(body))
         like = torch.empty(0, device=body.layers[0].post_attention_layernorm.weight.device)
-        self._turns = Turns(body.rotary_emb, like, max_length, body.layers[0].self_attn.head_dim)
+        self._rotary = Rotary(body.rotary_emb, like, max_length, body.layers[0].self_attn.head_dim)
         self._layers = [
-            Layer(layer, number, form, self._turns.turned_size, taken)
+            Layer(layer, number, form, self._rotary.turned_size, taken)
             for number, layer in enumerate(body.layers, first_number)
         ]
         self._kernels = backend.kernels if backend.kernels and can_compile(self._layers, backend.kernels) else None
-        self._compiled = CompiledLayers(self._layers, self._turns, self._kernels) if self._kernels else None
+        self._compiled = CompiledLayers(self._layers, self._rotary, self._kernels) if self._kernels else None
         self._recorded: _RecordedLayers | None = None
         if self.recordable:
             size, dtype = body.config.hidden_size, self._layers[0].dtype
-            self._recorded = _RecordedLayers(*self.recordable, size, len(self._turns.cos), dtype)
+            self._recorded = _RecordedLayers(*self.recordable, size, len(self._rotary.cos), dtype)
 
     @property
     def recordable(self) -> tuple[CompiledLayers, Kernels] | None:
@@ -81,7 +81,7 @@ class HeadLayers:
         if self._compiled and rows is not None:
             hidden, added = self._compiled.through(hidden, wanted, attention, rows, beside=beside)
             return hidden.add_(added)
-        turn, last = self._turns.at(positions), self._layers[-1]
+        turn, last = self._rotary.at(positions), self._layers[-1]
         for layer in self._layers:
             hidden = layer(hidden, turn, attention, wanted if layer is last else None, beside)
             beside = None

@@ -18,7 +18,7 @@ class CompiledDecoder(LayeredDecoder):
     def __init__(self, plain: PlainDecoder, kernels: LayerKernels) -> None:
         self.plain = plain
         self._kernels = kernels
-        self._layers = CompiledLayers(plain.layers, plain.turns, kernels)
+        self._layers = CompiledLayers(plain.layers, plain.rotary, kernels)
 
     @property
     def hidden_size(self) -> int:

@@ -14,8 +14,8 @@ from paceline.engine.attention.tables import TableAttention
 from paceline.engine.backend import LayerKernels
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.plain_layer import Layer, Norm
+from paceline.engine.model.rotary import Rotary
 from paceline.engine.model.taps import Taps
-from paceline.engine.model.turns import Turns
 from paceline.engine.scratch import Memory, Scratch, new_memory
 
 CompiledAttention = PagedAttention | DenseAttention | TableAttention
@@ -34,10 +34,10 @@ def can_compile(layers: Sequence[Layer], kernels: LayerKernels) -> bool:
 
 
 class CompiledLayers:
-    def __init__(self, layers: Sequence[Layer], turns: Turns, kernels: LayerKernels) -> None:
+    def __init__(self, layers: Sequence[Layer], rotary: Rotary, kernels: LayerKernels) -> None:
         """The kernels can run the layers: see `can_compile`."""
         self._layers = layers
-        self._turns = turns
+        self._rotary = rotary
         self._kernels = kernels
         self._dtype = layers[0].dtype
         self._scratch = Scratch()
@@ -102,7 +102,7 @@ class CompiledLayers:
         norms, epsilon = None, 0.0
         if layer.query_norm and layer.key_norm:
             norms, epsilon = (layer.query_norm.weight, layer.key_norm.weight), layer.query_norm.epsilon
-        rotation = self._turns.cos, self._turns.sin
+        rotation = self._rotary.cos, self._rotary.sin
         room = self._scratch.room("attended")
         memory = attention.memory(layer.number)
         return self._kernels.attend(

@@ -21,17 +21,13 @@ from paceline.engine.model.decoder import Decoder, make_decoder, make_ranked_dec
 from paceline.engine.model.identity import Origin, origin_of_files, origin_of_module
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.weights_digest import reading_with_digest
-from paceline.engine.quantization import Quantization
 from paceline.engine.ranks.group import Group
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.planning.dimensions import ModelDimensions, dimensions_of
 from paceline.text import fingerprint
-from paceline.types import ModelDescription, RankPlace, TokenizerFiles
+from paceline.types import Dtype, ModelDescription, Quantization, RankPlace, TokenizerFiles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-DeviceName = Literal["auto", "cpu", "cuda"]
 
 
 def described(
@@ -139,7 +135,7 @@ def architecture_of(checkpoint: Checkpoint) -> str:
     return str(kind.__name__)
 
 
-def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | Literal["auto"]:
+def _resolve_dtype(model: str, dtype: Dtype, config: Any) -> torch.dtype | Literal["auto"]:
     if dtype != "auto":
         return DTYPES[dtype]
     stated = getattr(config, "dtype", None)
@@ -148,7 +144,7 @@ def _resolve_dtype(model: str, dtype: DtypeName, config: Any) -> torch.dtype | L
     return stated or "auto"
 
 
-def read_module(checkpoint: Checkpoint, dtype: DtypeName, device: str) -> tuple[PreTrainedModel, Origin]:
+def read_module(checkpoint: Checkpoint, dtype: Dtype, device: str) -> tuple[PreTrainedModel, Origin]:
     """Read the weights and tell their origin. Raise ModelNotUsable."""
     chosen = _resolve_dtype(checkpoint.model, dtype, checkpoint.config)
     files = checkpoint.weight_files

@@ -36,7 +36,7 @@ class NativeDecoder(CompiledDecoder):
         """The kernels can note the decoder's passes: see `can_record_decoder`."""
         super().__init__(plain, kernels)
         self._native = kernels
-        layers = CompiledLayers(plain.layers, plain.turns, kernels)
+        layers = CompiledLayers(plain.layers, plain.rotary, kernels)
         self._programs = Programs(partial(_Recorded, plain, layers, kernels))
 
     def logits(
@@ -101,7 +101,7 @@ class NativeDecoder(CompiledDecoder):
         tapped: Tapped = None,
     ) -> "_Recorded":
         """Return the program of a pass, all but run. Sequences may grow by `later_counts` tokens in it."""
-        rows = rows_of(self._native, attention, len(self.plain.turns.cos), wanted, later_counts)
+        rows = rows_of(self._native, attention, len(self.plain.rotary.cos), wanted, later_counts)
         begun = self._programs.begun(len(token_ids), wanted, attention, rows, tapped)
         begun.token_ids[: len(token_ids)] = token_ids
         return begun

@@ -18,8 +18,8 @@ from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import take
 from paceline.engine.model.plain_layer import Layer, Norm
+from paceline.engine.model.rotary import Rotary
 from paceline.engine.model.taps import LayeredDecoder, Taps
-from paceline.engine.model.turns import Turns
 
 
 class PlainDecoder(LayeredDecoder):
@@ -36,9 +36,10 @@ class PlainDecoder(LayeredDecoder):
         self.embedding = embedding.clone() if embedding.device.type == "cpu" else embedding
         like = torch.empty(0, device=self.embedding.device)
         head_size = model.model.layers[0].self_attn.head_dim
-        self.turns = Turns(model.model.rotary_emb, like, max_length_of(config), head_size)
+        self.rotary = Rotary(model.model.rotary_emb, like, max_length_of(config), head_size)
         self.layers = [
-            Layer(layer, number, form, self.turns.turned_size, taken) for number, layer in enumerate(model.model.layers)
+            Layer(layer, number, form, self.rotary.turned_size, taken)
+            for number, layer in enumerate(model.model.layers)
         ]
         self.norm = Norm(model.model.norm.weight.detach(), model.model.norm.variance_epsilon)
         self.head = taken(model.get_output_embeddings())
@@ -59,7 +60,7 @@ class PlainDecoder(LayeredDecoder):
         attention: Attention,
         taps: Taps | None = None,
     ) -> torch.Tensor:
-        turn = self.turns.at(positions[0])
+        turn = self.rotary.at(positions[0])
         for number, layer in enumerate(self.layers):
             if taps:
                 taps.note(number, hidden)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from paceline.engine.backend import Product
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.forms import Form
-from paceline.engine.model.turns import Rotation, halves_order
+from paceline.engine.model.rotary import Rotation, halves_order
 
 
 class Layer:

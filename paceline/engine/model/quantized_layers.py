@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from paceline.engine.model.forms import FORMS
-from paceline.engine.quantization import Quantization, QuantizedWeight, rounded_rows
+from paceline.engine.quantization import QuantizedWeight, rounded_rows
 from paceline.errors import StartupError
+from paceline.types import Quantization
 
 
 class QuantizedLinear(torch.nn.Module):

@@ -22,8 +22,9 @@ from paceline.engine.model.loader import kv_shape
 from paceline.engine.model.plain_layer import products_of
 from paceline.engine.model.quantized_layers import can_quantize
 from paceline.engine.plan import BatchPlan
-from paceline.engine.quantization import QUANTIZATIONS, Quantization, QuantizedWeight
+from paceline.engine.quantization import QUANTIZATIONS, QuantizedWeight
 from paceline.engine.threads import kernels_alone, pass_threads
+from paceline.types import Quantization
 
 SAMPLED_NUMBERS = 1 << 23
 """Most weights of the layers that are tried, most of the head, and most of the cache; the rest takes as long in

@@ -3,7 +3,6 @@
 This module owns the order of the work and what counts as a failure; `agreement` owns the arithmetic.
 """
 
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -16,12 +15,13 @@ from paceline.errors import InvalidRequest, ModelChanged
 from paceline.measure.cluster import Predictions, running_system
 from paceline.measure.equivalence.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
 from paceline.measure.equivalence.precision import Precision, with_precision
+from paceline.measure.machine import describe_machine
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.measure.peers.reference_outputs import identity_of, reference_outputs
 from paceline.measure.prompts import MeasuredPrompt
 from paceline.measure.source_sets import ALL_SOURCES, SourceSet, may_draft, name_of
 from paceline.model_service.worker import ModelWorker
-from paceline.process.cluster_plan import CORES, ClusterOptions, plan_cluster
+from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.text import TextCodec
 from paceline.types import PAPER_POLICIES, DraftSource, ModelDescription, TokenIds
 
@@ -79,7 +79,7 @@ class EquivalenceResult:
     input_file: str
     prompt_count: int
     max_new_tokens: int
-    machine: str = field(default_factory=lambda: f"{platform.machine()}, {CORES} cores")
+    machine: str = field(default_factory=describe_machine)
     agreements: tuple[Agreement, ...] = ()
 
     @property

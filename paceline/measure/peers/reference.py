@@ -15,7 +15,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.quantized_layers import quantize_layers
-from paceline.engine.quantization import Quantization
+from paceline.types import Quantization
 
 
 class HuggingFaceReference:

@@ -25,11 +25,11 @@ class MeasuredAcceptance:
     token_count: int
 
 
-def count_drafts(agrees: Sequence[bool], draft_count: int = DRAFT_COUNT) -> tuple[int, int]:
+def count_drafts(agrees: Sequence[bool]) -> tuple[int, int]:
     """Return how many drafts the rounds of one output make, and how many of them are accepted."""
     drafted = accepted = position = 0
     while position < len(agrees):
-        asked = min(draft_count, len(agrees) - position - 1)
+        asked = min(DRAFT_COUNT, len(agrees) - position - 1)
         right = sum(1 for _ in takewhile(bool, agrees[position : position + asked]))
         drafted, accepted, position = drafted + asked, accepted + right, position + right + 1
     return drafted, accepted

@@ -1,6 +1,6 @@
 """The server interceptor that makes a span per call, as a child of the span in the call's metadata.
 
-Request streams get theirs from `RequestSpans`. The interceptor runs outside `wire.ErrorInterceptor`, which lets only
+Request streams get theirs from `RequestSpans`. The interceptor runs outside `ErrorInterceptor`, which lets only
 aborts through. The span is current while the handler runs. A unary call's span ends with its handler, a response
 stream's with the call, whatever the cause.
 """
@@ -17,10 +17,9 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
 from paceline.observe.spans.conventions import end_call, start_call, starts_trace
+from paceline.security.access import Context
 from paceline.wire.handlers import WrappingInterceptor, wrap
 from paceline.wire.status import cut_off_code, ended_code
-
-ServicerContext = grpc.aio.ServicerContext[Any, Any]
 
 
 class TracingInterceptor(WrappingInterceptor):
@@ -41,7 +40,7 @@ class TracingInterceptor(WrappingInterceptor):
         )
 
     def _trace_unary(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
-        async def traced(request: Any, context: ServicerContext) -> Any:
+        async def traced(request: Any, context: Context) -> Any:
             span, timeout_s = self._start(method, parent), context.time_remaining()
             code = grpc.StatusCode.OK
             try:
@@ -58,7 +57,7 @@ class TracingInterceptor(WrappingInterceptor):
         return traced
 
     def _trace_stream(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
-        async def traced(request: Any, context: ServicerContext) -> AsyncIterator[Any]:
+        async def traced(request: Any, context: Context) -> AsyncIterator[Any]:
             span, timeout_s = self._start(method, parent), context.time_remaining()
             answered_ns: int | None = None
 
@@ -92,7 +91,7 @@ def _carrier(metadata: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
     return carrier
 
 
-def _answered(context: ServicerContext) -> grpc.StatusCode | None:
+def _answered(context: Context) -> grpc.StatusCode | None:
     """Return the status code that was set; None without one."""
     code: Any = context.code()
     return code if isinstance(code, grpc.StatusCode) else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-class Turns:
+class Rotary:
     """The model's rotary embedding at every position: cosines and signed sines, [max_length, D] each."""
 
     def __init__(self, embedding: Any, like: torch.Tensor, max_length: int, head_size: int) -> None:
