@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
 from coordinator.rounds.costs import LONGEST, RoundCosts, RoundWork
 from coordinator.rounds.heads_choice import HeadsChoice
@@ -70,7 +71,8 @@ class AutoPlanner:
         """The class of the largest groups."""
         self._recent: deque[tuple[int, RoundWork]] = deque(maxlen=lanes)
         """The latest rounds of all lanes, whatever their groups' sizes: the round of another lane takes its time from
-        this one's."""
+        this one's. Each with the class of its size."""
+        self._way = Way()
 
     @property
     def lane_count(self) -> int:
@@ -101,12 +103,15 @@ class AutoPlanner:
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)
+        self._way.called(report.propose.wire_s + report.verify.wire_s)
+        self._way.took(report.duration_s - report.further_s)
         is_usual = self._lanes.passed(cycle_s)
         if report.rows and not report.prepared_count and is_usual:
             own = _size_class(len(wishes))
             self._recent.append((own, RoundWork.of(report)))
             works = [work for size, work in self._recent if size == own]
-            beside = [work for size, work in self._recent if size != own]
+            # Where the way is long it hides what other lanes do: no round takes longer for it.
+            beside = [] if self._way.is_far else [work for size, work in self._recent if size != own]
             search = self._search(len(wishes))
             search.observe(works, beside, cycle_s, is_decoding=report.is_decoding)
 
@@ -147,7 +152,8 @@ class _Search:
         self._best = first_counts[0]
         self._bend_count = 0.0
         self._goodput = 0.0
-        """Tokens that are made in a unit of time with the best count, for each of this size's groups; 0: not known."""
+        """Tokens of a mean round of all lanes in a unit of time, with the best count; 0: not known yet. So it does not
+        depend on what else is in flight, which changes from round to round."""
         self._beside_tokens = 0.0
         """Those of groups of other sizes in a cycle, for each of this size's."""
         self.rounds_left = 0
@@ -185,8 +191,9 @@ class _Search:
         Promises are put right by what came of the latest ones: a price that is too low promises too much.
         """
         best = max(promises, key=lambda one: one.goodput)
-        trust = TRUSTED_ROUNDS * best.tokens
-        return self._costs.unit_s / best.goodput * (trust + self._promised) / (trust + self._given)
+        share = self._costs.share
+        trust = TRUSTED_ROUNDS * best.tokens * share
+        return self._costs.unit_s / (best.goodput * share) * (trust + self._promised) / (trust + self._given)
 
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
         self.rounds_left -= 1
@@ -203,8 +210,11 @@ class _Search:
         }
 
     def _worth(self, outlooks: Sequence[Outlook]) -> float:
-        """Return the tokens that a unit of time is worth. At first a group makes one a row in a plain round."""
-        return self._goodput or len(outlooks) + self._beside_tokens
+        """Return the tokens that a unit of time is worth, for each group of this size that is in flight.
+
+        At first a group makes one a row in a plain round.
+        """
+        return self._goodput / self._costs.share or len(outlooks) + self._beside_tokens
 
     def _asked(
         self, outlooks: Sequence[Outlook], asks: Sequence[Option], at_hand: Sequence[Option]
@@ -234,7 +244,7 @@ class _Search:
         gained = sum(ask.tokens - own.tokens for _, ask, own in asking)
         work = work_of([ask if ask.count else own for ask, own in zip(asked, at_hand, strict=True)])
         without = work_of(at_hand)
-        return gained < self._goodput * (self._costs.predict(work) - self._costs.predict(without))
+        return gained < self._worth(outlooks) * (self._costs.predict(work) - self._costs.predict(without))
 
     def observe(
         self, works: Sequence[RoundWork], beside: Sequence[RoundWork], cycle_s: float, *, is_decoding: bool
@@ -258,7 +268,7 @@ class _Search:
             if self.is_known:
                 usual = min(time, LONGEST * self._best_time)
                 self._promised = GIVEN_MEMORY * self._promised + self._goodput * usual
-                self._given = GIVEN_MEMORY * self._given + tokens + others
+                self._given = GIVEN_MEMORY * self._given + (tokens + others) * self._costs.share
         elif self._count in self._trials and self._best_tokens and self._best_time:
             trial = self._trials[self._count]
             trial.lost += time - tokens / self._best_tokens * self._best_time
@@ -274,7 +284,7 @@ class _Search:
             return
         self.is_known = True
         self._best = _shortest_of_best([one.goodput for one in promises], self._best)
-        self._goodput = promises[self._best].goodput
+        self._goodput = promises[self._best].goodput * self._costs.share
         self._count = self._due(promises)
         self._bend_count = promises[self._count].bend_count
 

@@ -171,8 +171,8 @@ class RoundCosts:
         """Mean of the latest times over what was expected of them."""
         self._beside: Sequence[list[float]] = ()
         """Amounts of the rounds of other sizes that ran beside the latest one."""
-        self._share = 1.0
-        """Of the rounds of a cycle, those of this size."""
+        self.share = 1.0
+        """Of the rounds of a cycle, those of this size: what is one's own is so much of it."""
 
     def as_guess(self) -> "RoundCosts":
         """Return costs that begin with these, and soon follow what they learn themselves."""
@@ -204,8 +204,8 @@ class RoundCosts:
     def price(self, part: str, model: str = "") -> float:
         """Return the price of one unit of a part, in each round of this size."""
         if part in CALL_PARTS:
-            return self._share * self._call_prices(model)[CALL_PARTS.index(part)]
-        return self._share * self._prices[TARGET_PARTS.index(part)]
+            return self.share * self._call_prices(model)[CALL_PARTS.index(part)]
+        return self.share * self._prices[TARGET_PARTS.index(part)]
 
     def drafted_price(self, bend_count: float) -> float:
         """Return the price of one more draft token in a verify that is beyond so many bends, or beyond part of one."""
@@ -220,7 +220,7 @@ class RoundCosts:
         for model, call in (work.draft_calls or {}).items():
             time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
         if self._beside:
-            time = self._share * time + (1 - self._share) * self._sum(_mean(self._beside))
+            time = self.share * time + (1 - self.share) * self._sum(_mean(self._beside))
         return max(LEAST, time + self._rest(work.step_count))
 
     def doubt(self, work: RoundWork, beside: RoundWork) -> float:
@@ -229,7 +229,7 @@ class RoundCosts:
         if more not in self._doubts:
             amounts = [*more, *[0.0] * (len(self._prices) - len(more))]
             self._doubts[more] = sqrt(self._variance * self._all_sums().variance(amounts))
-        return self._share * self._doubts[more]
+        return self.share * self._doubts[more]
 
     def catching_up(self, work: RoundWork) -> float:
         """Return the time in which draft services take in what they had missed."""
@@ -243,7 +243,7 @@ class RoundCosts:
         The others ran in it too, in other lanes; those `beside` had groups of other sizes.
         """
         self._beside = [*map(self._amounts, beside)]
-        self._share = len(works) / (len(works) + len(beside))
+        self.share = len(works) / (len(works) + len(beside))
         work, mean = works[-1], _mean([*self._beside, *map(self._amounts, works)])
         foreseen = self._sum(mean)
         self.unit_s = self.unit_s or cycle_s / foreseen

@@ -292,8 +292,10 @@ class Scheduler:
         # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
         own_s = waited_s + max(0.0, report.duration_s - report.others_s)
         turn_s = groups.turns.ended(self._clock(), own_s, report.others_s)
+        # A single group is alone in any number of lanes.
+        takes_turns = is_alone or (self._way.is_near and self.pool.live_count <= groups.size)
         if report.draft_error is None:
-            groups.planner.observe(wishes, report, turn_s if is_alone else own_s)
+            groups.planner.observe(wishes, report, turn_s if takes_turns else own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

@@ -4,6 +4,8 @@ The rounds of both lanes share a target, so each takes the time of both.
 """
 
 import random
+from collections import deque
+from collections.abc import Sequence
 from itertools import takewhile
 from statistics import fmean
 
@@ -19,8 +21,12 @@ from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftSource, HopTime
 from tests.fakes.draft_worlds import RIGHT, WRONG, group_of
 
-LOADS = {"that change": [(8, 2), (6, 4), (7, 3)], "of eight and two": [(8, 2)]}
-"""Rows of both lanes' groups, as they take turns: ten requests."""
+LOADS = {
+    "of ten requests that change places": [(8, 2), (6, 4), (7, 3)],
+    "of eight and two": [(8, 2)],
+    "that rises and falls": [(8, 8), (8, 2), (8, 4)],
+}
+"""Rows of both lanes' groups, as they take turns."""
 HEADS, HEADS_CHANCE = 5, 0.7
 COPIES_SHARE, COPIES_CHANCE = 0.3, 0.6
 """Share of rows that have a long copy, and the chance of each of its tokens."""
@@ -59,29 +65,43 @@ def verified(one: Generation, wish: Wish, rng: random.Random) -> RowReport:
     return RowReport(len(wish.token_ids), accepted, accepted + 1, source, "", one, tokens, one.heads_draft)
 
 
+class Target:
+    """Serves one round after another, each beside the latest ones of other lanes."""
+
+    def __init__(self, planner: DraftPlanner, seed: int) -> None:
+        self._planner = planner
+        self._rng = random.Random(seed)
+        self._passes_s: deque[float] = deque([0.0, 0.0], maxlen=2)
+        """Of the latest rounds."""
+
+    def round(self, group: Sequence[Generation], slowness: float = 1.0) -> tuple[int, float]:
+        """Run a round, whose pass takes `slowness` times as long as alone; return its tokens and its own seconds."""
+        wishes = self._planner.plan(group, {})
+        rows = [verified(one, wish, self._rng) for one, wish in wishes.items()]
+        pass_s = PASS_S + TOKEN_S * (len(rows) + sum(row.drafted_count for row in rows))
+        self._passes_s.append(pass_s * slowness * self._rng.lognormvariate(0, 0.1))
+        cycle_s, hop = sum(self._passes_s), HopTime()
+        heads_count = sum(wish.propose_count for wish in wishes.values())
+        report = RoundReport(rows, cycle_s, hop, hop, None, None, heads_count=heads_count)
+        self._planner.observe(wishes, report, cycle_s)
+        return sum(row.committed_count for row in rows), self._passes_s[-1]
+
+
 def tokens_per_s(planner: DraftPlanner, load: str, seed: int, *, copies: bool) -> float:
-    """Run rounds in two lanes by turns, each beside the latest one of the other; return what the later ones give."""
-    rng = random.Random(seed)
-    rows_at_hand = group_of(10)
-    for one in rows_at_hand if copies else ():
-        one.guessers = {DraftSource.SUFFIX: Copies(rng)}
-    passes_s, sizes = [0.0, 0.0], LOADS[load][0]
+    """Run rounds in two lanes by turns; return what the later ones give."""
+    target, rng, chance = Target(planner, seed), random.Random(f"{seed} load"), random.Random(f"{seed} copies")
+    requests = group_of(16)
+    for one in requests if copies else ():
+        one.guessers = {DraftSource.SUFFIX: Copies(chance)}
     count, spent_s = 0, 0.0
     for number in range(ROUNDS):
         if number % 20 == 0:
             sizes = rng.choice(LOADS[load])
-        lane = number % 2
-        group = rows_at_hand[sizes[0] :] if lane else rows_at_hand[: sizes[0]]
-        wishes = planner.plan(group, {})
-        rows = [verified(one, wish, rng) for one, wish in wishes.items()]
-        passes_s[lane] = PASS_S + TOKEN_S * (len(rows) + sum(row.drafted_count for row in rows))
-        took_s = sum(passes_s) * rng.lognormvariate(0, 0.1)
-        heads_count = sum(wish.propose_count for wish in wishes.values())
-        hop = HopTime()
-        planner.observe(wishes, RoundReport(rows, took_s, hop, hop, None, None, heads_count=heads_count), took_s)
+        first, rest = requests[: sizes[0]], requests[sizes[0] : sum(sizes)]
+        tokens, own_s = target.round(rest if number % 2 else first)
         if number >= SETTLED:
-            count += sum(row.committed_count for row in rows)
-            spent_s += took_s / 2
+            count += tokens
+            spent_s += own_s
     return count / spent_s
 
 
@@ -94,4 +114,21 @@ def test_what_drafts_cost_is_learned_from_the_rounds_of_all_sizes(load: str) -> 
         fmean(tokens_per_s(FixedPlanner(count, count), load, seed, copies=False) for seed in seeds)
         for count in range(1, HEADS + 1)
     )
-    assert fmean(tokens_per_s(AutoPlanner(2, HEADS), load, seed, copies=True) for seed in seeds) > 0.975 * best
+    assert fmean(tokens_per_s(AutoPlanner(2, HEADS), load, seed, copies=True) for seed in seeds) > 0.97 * best
+
+
+@pytest.mark.parametrize("count", [9, 10, 12])
+def test_one_lane_runs_where_a_second_would_have_the_few_requests_that_are_left_over(count: int) -> None:
+    """One lane always takes full groups, which pay better than some of eight beside some of two. What a group brings is
+    not what its lane does: it was compared with itself in another lane, and a fifth to a third was lost."""
+    for seed in range(3):
+        planner = AutoPlanner(2, HEADS, chooses_lanes=True)
+        target, waiting, lane_counts = Target(planner, seed), deque(group_of(count)), list[int]()
+        for number in range(ROUNDS):
+            lanes = planner.lane_count
+            rows = min(8, len(waiting)) if lanes == 1 or number % 2 == 0 else count - 8
+            group = [waiting.popleft() for _ in range(rows)]
+            target.round(group, 1.1 if lanes == 2 else 1.0)
+            waiting += group  # those that were served last wait longest
+            lane_counts.append(lanes)
+        assert fmean(lane_counts[SETTLED:]) < 1.2
