@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -51,20 +52,26 @@ def test_a_request_that_cannot_be_parsed_is_an_invalid_argument(
     assert "cannot be parsed" in found.details
 
 
-@pytest.mark.parametrize("name", ["ProposeTokens", "VerifyTokens"])
+RULES = {
+    "end token too high": (
+        common_pb2.ChoiceRule(sampling=SAMPLED, end_token_ids=[VOCABULARY_SIZE]),
+        "outside the vocab",
+    ),
+    "end token negative": (common_pb2.ChoiceRule(sampling=SAMPLED, end_token_ids=[-1]), "outside the vocabulary"),
+    "every token ruled out": (common_pb2.ChoiceRule(sampling=SAMPLED, end_token_ids=ALL_TOKENS), "every token of the"),
+    "prompt count negative": (common_pb2.ChoiceRule(sampling=SAMPLED, prompt_count=-1), "cannot be negative"),
+}
+FOLLOWED = ("ProposeTokens", "end token too high")
+"""A draft may lack tokens that the target has."""
+
+
 @pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        (common_pb2.ChoiceRule(sampling=SAMPLED, end_token_ids=[VOCABULARY_SIZE]), "outside the vocabulary"),
-        (common_pb2.ChoiceRule(sampling=SAMPLED, end_token_ids=[-1]), "outside the vocabulary"),
-        (common_pb2.ChoiceRule(sampling=SAMPLED, end_token_ids=ALL_TOKENS), "every token of the vocabulary"),
-        (common_pb2.ChoiceRule(sampling=SAMPLED, prompt_count=-1), "cannot be negative"),
-    ],
-    ids=["end token too high", "end token negative", "every token ruled out", "prompt count negative"],
+    ("name", "rule_name"), [one for one in product(("ProposeTokens", "VerifyTokens"), RULES) if one != FOLLOWED]
 )
 def test_a_rule_that_cannot_be_followed_fails_its_row_alone(
-    name: str, rule: common_pb2.ChoiceRule, words: str, attacked: tuple[asyncio.Runner, Arena]
+    name: str, rule_name: str, attacked: tuple[asyncio.Runner, Arena]
 ) -> None:
+    rule, words = RULES[rule_name]
     module = draft_service_pb2 if name == "ProposeTokens" else target_service_pb2
     counts = {"draft_count": 2} if name == "ProposeTokens" else {}
     row = {"token_ids": [9, 10], **counts}
