@@ -111,10 +111,10 @@ async def test_as_many_groups_are_in_flight_as_the_planner_has_lanes(monkeypatch
 
 
 class _Told(FixedPlanner):
-    """A planner of one lane that remembers how long rounds took."""
+    """A planner that remembers how long rounds took."""
 
-    def __init__(self) -> None:
-        super().__init__(0, lanes=1)
+    def __init__(self, lanes: int) -> None:
+        super().__init__(0, lanes=lanes)
         self.cycles_s: list[float] = []
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
@@ -123,7 +123,7 @@ class _Told(FixedPlanner):
 
 
 class _Ticking(FakeVerifier):
-    """Takes a second for each call."""
+    """Computes for a second in each call."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
@@ -131,15 +131,15 @@ class _Ticking(FakeVerifier):
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         self._clock.advance(1.0)
-        return await super().verify(rows, timeout_s)
+        return replace(await super().verify(rows, timeout_s), timing=CallTiming(0.0, 1.0))
 
 
-@pytest.mark.parametrize("group_count", [1, 2])
+@pytest.mark.parametrize(("lanes", "group_count"), [(1, 1), (1, 2), (2, 1)])
 async def test_planners_are_told_the_same_time_of_rounds_whether_groups_take_turns_or_one_is_alone(
-    group_count: int, monkeypatch: pytest.MonkeyPatch
+    lanes: int, group_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row's time from round to round doubles with the second group: prices learned of both fitted neither."""
-    planner, clock = _Told(), Clock()
+    planner, clock = _Told(lanes), Clock()
     monkeypatch.setattr("coordinator.wiring.FixedPlanner", lambda *count, **lanes: planner)
     verifier = _Ticking(clock)
     async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=2, draft_count=0, clocks=Clocks(clock)) as (
