@@ -33,6 +33,7 @@ from coordinator.placement.target import Serving
 from coordinator.protocols import Drafters, RemoteTarget, Verifier
 from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.replica import Replica
+from coordinator.replicas.way import Way
 from coordinator.rounds.auto_planner import AutoPlanner
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
@@ -91,18 +92,19 @@ class ServingMaker:
     def make(
         self, address: str, remote: Verifier, target: ModelDescription, others: Others, on_room: Callable[[], None]
     ) -> Serving:
-        settings, clocks = self.settings, self.clocks
+        settings, clocks, way = self.settings, self.clocks, Way()
         circuit = Circuit(clocks.circuits, clocks.jitter, failures_to_open=FAILURES_TO_OPEN)
         guard = GuardedTarget(remote, target.vocabulary_size, self.usual, circuit, clocks.rounds)
         scheduler = Scheduler(
             address,
             GenerationPool(_places(settings), clocks.rounds, on_room),
             make_policy(settings.policy, settings.window),
-            _grouping(settings, target),
+            _grouping(settings, target, way),
             self.drafters,
             guard,
             self.residency,
             others,
+            way,
             lanes=settings.lane_count,
             lanes_are_fixed=settings.lanes is not None,
             limits=_round_limits(target),
@@ -246,24 +248,24 @@ def _places(settings: CoordinatorSettings) -> int:
     return policy.live_limit(settings.batch_size, settings.lane_count)
 
 
-def _grouping(settings: CoordinatorSettings, target: ModelDescription) -> Grouping:
+def _grouping(settings: CoordinatorSettings, target: ModelDescription, way: Way) -> Grouping:
     """Return how groups are formed; in one lane as many rows are live as in several, unless lanes were asked for."""
     lanes = settings.lane_count
-    alone = _groups(settings, target, settings.batch_size, lanes)
+    alone = _groups(settings, target, way, settings.batch_size, lanes)
     if settings.lanes is not None or lanes == 1:
         return Grouping(alone)
-    return Grouping(alone, _groups(settings, target, lanes * settings.batch_size, 1))
+    return Grouping(alone, _groups(settings, target, way, lanes * settings.batch_size, 1))
 
 
-def _groups(settings: CoordinatorSettings, target: ModelDescription, size: int, lanes: int) -> Groups:
-    planner = GuardedPlanner(_planner(settings, target, lanes))
+def _groups(settings: CoordinatorSettings, target: ModelDescription, way: Way, size: int, lanes: int) -> Groups:
+    planner = GuardedPlanner(_planner(settings, target, way, lanes))
     return Groups(size, planner, DraftWorth(lanes, planner.leeway), Turns(lanes))
 
 
-def _planner(settings: CoordinatorSettings, target: ModelDescription, lanes: int) -> DraftPlanner:
+def _planner(settings: CoordinatorSettings, target: ModelDescription, way: Way, lanes: int) -> DraftPlanner:
     heads_count = _heads_count(settings, target)
     if settings.draft_count == "auto":
-        return AutoPlanner(lanes, heads_count, chooses_lanes=settings.lanes is None)
+        return AutoPlanner(lanes, heads_count, way, chooses_lanes=settings.lanes is None)
     return FixedPlanner(settings.draft_count, heads_count, lanes=lanes)
 
 

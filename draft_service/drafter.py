@@ -86,10 +86,11 @@ class Drafter:
 
     def _without_unknown_tokens(self, call: Call[ProposeRow]) -> Call[ProposeRow]:
         """Leave out of the rules what this model can never choose: tokens that the target's tuning added, say."""
+        if not any(row.rule for row in call.rows):
+            return call  # all but the first rows of sequences
         size = self.runner.model.description.vocabulary_size
-        return replace(
-            call, rows=[replace(row, rule=_within(row.rule, size)) if row.rule else row for row in call.rows]
-        )
+        rows = [replace(row, rule=_within(row.rule, size)) if row.rule else row for row in call.rows]
+        return replace(call, rows=rows)
 
     def _check(self, row: ProposeRow) -> None:
         if not 1 <= row.draft_count <= MAX_PROPOSED_COUNT:

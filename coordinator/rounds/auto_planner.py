@@ -58,8 +58,10 @@ it. A trial may also take longer than its drafts are worth. So only an extremely
 class AutoPlanner:
     leeway: ClassVar[float] = AUTO_LEEWAY
 
-    def __init__(self, lanes: int, heads_count: int = 0, *, chooses_lanes: bool = False) -> None:
-        """`heads_count` is the most tokens that the target's heads draft.
+    def __init__(
+        self, lanes: int, heads_count: int = 0, way: Way | None = None, *, chooses_lanes: bool = False
+    ) -> None:
+        """`heads_count` is the most tokens that the target's heads draft, `way` to the services is measured by others.
 
         With `chooses_lanes` at most `lanes` groups are in flight, else always as many.
         """
@@ -72,7 +74,7 @@ class AutoPlanner:
         self._recent: deque[tuple[int, RoundWork]] = deque(maxlen=lanes)
         """The latest rounds of all lanes, whatever their groups' sizes: the round of another lane takes its time from
         this one's. Each with the class of its size."""
-        self._way = Way()
+        self._way = way or Way()
 
     @property
     def lane_count(self) -> int:
@@ -103,8 +105,6 @@ class AutoPlanner:
 
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)
-        self._way.called(report.propose.wire_s + report.verify.wire_s)
-        self._way.took(report.duration_s - report.further_s)
         is_usual = self._lanes.passed(cycle_s)
         if report.rows and not report.prepared_count and is_usual:
             own = _size_class(len(wishes))

@@ -169,8 +169,8 @@ class RoundCosts:
         """Of the latest times, for each unit that was expected of them."""
         self._drift = 1.0
         """Mean of the latest times over what was expected of them."""
-        self._beside: Sequence[list[float]] = ()
-        """Amounts of the rounds of other sizes that ran beside the latest one."""
+        self._beside: list[float] = []
+        """Mean amounts of the rounds of other sizes that ran beside the latest one."""
         self.share = 1.0
         """Of the rounds of a cycle, those of this size: what is one's own is so much of it."""
 
@@ -219,8 +219,7 @@ class RoundCosts:
         time = self._sum(work.target_amounts())
         for model, call in (work.draft_calls or {}).items():
             time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
-        if self._beside:
-            time = self.share * time + (1 - self.share) * self._sum(_mean(self._beside))
+        time = self.share * time + (1 - self.share) * self._sum(self._beside)
         return max(LEAST, time + self._rest(work.step_count))
 
     def doubt(self, work: RoundWork, beside: RoundWork) -> float:
@@ -242,9 +241,9 @@ class RoundCosts:
 
         The others ran in it too, in other lanes; those `beside` had groups of other sizes.
         """
-        self._beside = [*map(self._amounts, beside)]
-        self.share = len(works) / (len(works) + len(beside))
-        work, mean = works[-1], _mean([*self._beside, *map(self._amounts, works)])
+        others = [*map(self._amounts, beside)]
+        self._beside, self.share = _mean(others), len(works) / (len(works) + len(others))
+        work, mean = works[-1], _mean([*others, *map(self._amounts, works)])
         foreseen = self._sum(mean)
         self.unit_s = self.unit_s or cycle_s / foreseen
         expected = max(LEAST, foreseen + self._rest(work.step_count))

@@ -57,6 +57,7 @@ class Scheduler:
         target: GuardedVerifier,
         residency: Residency,
         others: Others,
+        way: Way,
         *,
         lanes: int,
         lanes_are_fixed: bool,
@@ -81,7 +82,7 @@ class Scheduler:
         self._target = target
         self._residency = residency
         self._others = others
-        self._way = Way()
+        self._way = way
         self._further = FurtherRounds()
         self._is_relieving = False
         self._lost: PacelineError | None = None

@@ -11,6 +11,7 @@ from statistics import fmean
 
 import pytest
 
+from coordinator.replicas.way import Way
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.requests.guess import Guess
@@ -83,9 +84,9 @@ class Target:
         pass_s = PASS_S + TOKEN_S * (len(rows) + sum(row.drafted_count for row in rows))
         self._passes_s.append(pass_s * slowness * self._rng.lognormvariate(0, 0.1))
         passes_s = self._passes_s[-1] if self._way_s else sum(self._passes_s)
-        cycle_s, hop = self._way_s + passes_s, HopTime(self._way_s, 0.0, passes_s)
+        cycle_s, hop = self._way_s + passes_s, HopTime()
         heads_count = sum(wish.propose_count for wish in wishes.values())
-        report = RoundReport(rows, cycle_s, HopTime(), hop, None, None, heads_count=heads_count)
+        report = RoundReport(rows, cycle_s, hop, hop, None, None, heads_count=heads_count)
         self._planner.observe(wishes, report, cycle_s)
         return sum(row.committed_count for row in rows), cycle_s if self._way_s else self._passes_s[-1]
 
@@ -143,5 +144,8 @@ def test_what_other_lanes_do_on_a_far_target_makes_no_draft_dearer(monkeypatch: 
     best = max(
         tokens_per_s(FixedPlanner(count, count), load, 1, copies=False, way_s=way_s) for count in range(1, HEADS + 1)
     )
-    found = [tokens_per_s(AutoPlanner(2, HEADS), load, seed, copies=False, way_s=way_s) for seed in seeds]
+    way = Way()
+    way.called(way_s)
+    way.took(way_s + PASS_S)
+    found = [tokens_per_s(AutoPlanner(2, HEADS, way), load, seed, copies=False, way_s=way_s) for seed in seeds]
     assert fmean(found) > 0.98 * best
