@@ -1,6 +1,6 @@
 """Metrics of rounds, counted as they end. `docs/metrics.md` says what the numbers mean."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -50,16 +50,16 @@ class RoundMetrics:
         )
         self._failed = Counter("paceline_rounds_failed", "Rounds that failed their whole group.", registry=registry)
 
-    def round_failed(self, waits_s: list[float]) -> None:
+    def round_failed(self, waits_s: Sequence[float]) -> None:
         """Count a round that failed its whole group."""
         self._group_taken(waits_s)
         self._failed.inc()
 
-    def round_cut_off(self, waits_s: list[float]) -> None:
+    def round_cut_off(self, waits_s: Sequence[float]) -> None:
         """Count a round that ended with its requests' time: it says nothing of the target."""
         self._group_taken(waits_s)
 
-    def round_ended(self, waits_s: list[float], report: RoundReport) -> None:
+    def round_ended(self, waits_s: Sequence[float], report: RoundReport) -> None:
         """Count a round; `waits_s` has the seconds that each generation waited for it."""
         self._group_taken(waits_s)
         exemplar = self._exemplar()
@@ -73,7 +73,7 @@ class RoundMetrics:
         if report.draft_error:
             self._draft_failures.inc()
 
-    def _group_taken(self, waits_s: list[float]) -> None:
+    def _group_taken(self, waits_s: Sequence[float]) -> None:
         self._group_size.observe(len(waits_s))
         for wait_s in waits_s:
             self._wait.observe(wait_s)

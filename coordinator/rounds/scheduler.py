@@ -14,8 +14,9 @@ import structlog
 from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.replicas.way import Way
 from coordinator.requests.generation import Generation
-from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts, FurtherRounds
+from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts
 from coordinator.rounds.grouping import Grouping, Groups
+from coordinator.rounds.lessons import EndedRound, Lessons
 from coordinator.rounds.metrics import RoundMetrics
 from coordinator.rounds.policies import Policy, Selection
 from coordinator.rounds.pool import GenerationPool
@@ -24,7 +25,6 @@ from coordinator.rounds.round import RoundLimits, deadlines_s, run_round, time_l
 from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
-from coordinator.rounds.wishes import Wish
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
@@ -83,7 +83,7 @@ class Scheduler:
         self._residency = residency
         self._others = others
         self._way = way
-        self._further = FurtherRounds()
+        self._lessons = Lessons(address, grouping, way, statistics, metrics)
         self._is_relieving = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
@@ -199,11 +199,25 @@ class Scheduler:
                     further=self.further_counts(group),
                     clock=self._clock,
                 )
-                self._metrics.round_ended(waits_s, report)
                 record(report)
-            self._learn(groups, wishes, report, sum(waits_s) / len(waits_s), is_alone=is_alone)
-            costs.add(report, in_flight_count, self._clock() - began_s)
+                self.statistics.count_report(report)
+                ended = EndedRound(
+                    groups,
+                    wishes,
+                    report,
+                    waits_s,
+                    began_s,
+                    self._clock(),
+                    in_flight_count,
+                    self._takes_turns(groups, is_alone=is_alone),
+                )
+                # The next round's call goes out before this lane waits, and so before that.
+                asyncio.get_running_loop().call_soon(self._lessons.take_in, ended)
         return report
+
+    def _takes_turns(self, groups: Groups, *, is_alone: bool) -> bool:
+        """Return whether groups run one after another: a single one is alone in any number of lanes."""
+        return is_alone or (self._way.is_near and self.pool.live_count <= groups.size)
 
     def further_counts(self, group: list[Generation]) -> FurtherCounts:
         """Return the rounds that the target may run by itself after one of this group.
@@ -213,7 +227,7 @@ class Scheduler:
         if self._grouping.is_shared or any(one.target_lack > DECODED_TOKENS for one in self.pool.live):
             return NONE_FURTHER
         ends_s = deadlines_s(group)
-        return self._further.counts(min(ends_s) - self._clock() if ends_s else None)
+        return self._lessons.further.counts(min(ends_s) - self._clock() if ends_s else None)
 
     def _is_out_of_time(self, group: list[Generation], error: Exception) -> bool:
         """Return whether a round failed because its requests' time is over."""
@@ -272,31 +286,6 @@ class Scheduler:
         elif is_known or not self._lost:
             generation.fail(error)
         self.retire([generation])
-
-    def _learn(
-        self,
-        groups: Groups,
-        wishes: Mapping[Generation, Wish],
-        report: RoundReport,
-        waited_s: float,
-        *,
-        is_alone: bool,
-    ) -> None:
-        self.statistics.count_report(report)
-        if self._grouping.observe(report.verify.executed_s, report.target_worked_s, report.duration_s):
-            log.info("whether the target works for others changed", target=self._address, now=self._grouping.is_shared)
-        groups.draft_worth.observe(report)
-        self._way.called(report.propose.wire_s + report.verify.wire_s)
-        self._way.took(report.duration_s - report.further_s)
-        self._further.observe(report)
-        # Work for other coordinators is no price of this round's drafts. With its time a second would give fewer
-        # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
-        own_s = waited_s + max(0.0, report.duration_s - report.others_s)
-        turn_s = groups.turns.ended(self._clock(), own_s, report.others_s)
-        # A single group is alone in any number of lanes.
-        takes_turns = is_alone or (self._way.is_near and self.pool.live_count <= groups.size)
-        if report.draft_error is None:
-            groups.planner.observe(wishes, report, turn_s if takes_turns else own_s)
 
     async def _relieve(self, shortage: Shortage) -> None:
         """Make room in the target's cache: the youngest generations give up as much of theirs as is missing.

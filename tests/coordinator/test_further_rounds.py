@@ -203,7 +203,7 @@ def test_the_first_deadline_of_a_group_counts(
 ) -> None:
     """The last one did, so a request's last tokens were lost beside one that had time."""
     learned = further_after(HopTime(0.02, 0.0, 0.01))
-    monkeypatch.setattr("coordinator.rounds.scheduler.FurtherRounds", lambda: learned)
+    monkeypatch.setattr("coordinator.rounds.lessons.FurtherRounds", lambda: learned)
     clock = Clock()
     scheduler = make_serving(FakeDrafter(0.0), WithHeads(), batch_size=2, clocks=Clocks(clock)).scheduler
     group = [generation_of(name=str(end_s)) for end_s in ends_s]
@@ -241,12 +241,14 @@ class Far(WithHeads):
 async def test_a_far_target_answers_several_plain_rounds_in_a_call() -> None:
     clock = Clock()
     verifier = Far(clock)
-    asked = GenerationRequest(TokenIds(PROMPT), 1 + WAYS + 29, ignore_end_tokens=True)
+    # The first call has the prompt, and the call after the last of these ways goes out before it is learned from.
+    count = 1 + WAYS + 1
+    asked = GenerationRequest(TokenIds(PROMPT), count + 29, ignore_end_tokens=True)
     async with scheduling(FakeDrafter(0.0), verifier, draft_count=0, clocks=Clocks(clock)) as (admission, scheduler):
         output, last = await collect(submit(scheduler, admission.admit(asked)))
     assert output == [next_token((*PROMPT, *output[:place])) for place in range(len(output))]
-    assert last.finish and last.finish.usage.round_count == len(output) == 1 + WAYS + 29
-    assert [call[0].further_count for call in verifier.calls] == [0] * (1 + WAYS) + [3] * 7 + [0]
+    assert last.finish and last.finish.usage.round_count == len(output) == count + 29
+    assert [call[0].further_count for call in verifier.calls] == [0] * count + [3] * 7 + [0]
 
 
 async def test_none_begins_after_a_long_copy() -> None:
