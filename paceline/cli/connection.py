@@ -26,6 +26,10 @@ from paceline.wire.peers import COORDINATOR, service_at, speaks_tls
 NOTICE_INTERVAL_S = 15.0
 OTHER_NAME = "Hostname Verification Check failed"
 """What gRPC says of a certificate with other names than the one that was called."""
+NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED: "
+"""What TLS says, before the reason, of a certificate that its CA did not issue or that has ended."""
+NO_TLS = "WRONG_VERSION_NUMBER"
+"""What TLS says of an answer in plaintext."""
 
 
 @dataclass(frozen=True)
@@ -144,9 +148,13 @@ class RetryNotices:
 def _notice(retry: Retry) -> str:
     if retry.remaining_s is None:
         return f"coordinator {retry.address}: {retry.error.message}; waiting for room"
-    # gRPC reports every step; the system's reason comes last.
-    why = retry.error.message.rpartition(": ")[2]
+    why = _last_step(retry.error.message)
     return f"coordinator {retry.address} is away ({why}); trying again for up to {retry.remaining_s:.0f} s"
+
+
+def _last_step(message: str) -> str:
+    """Return the reason of a failed connection: gRPC reports every step, then a status of its own that may be OK."""
+    return message.removesuffix(": OK").rpartition(": ")[2]
 
 
 @asynccontextmanager
@@ -183,25 +191,38 @@ async def _described(client: Client, addresses: str, security: ChannelSecurity) 
 
 
 async def _check_is_coordinator(address: str, security: ChannelSecurity, error: PacelineError) -> None:
-    """Raise StartupError when the address is not a coordinator's. `error` is the failure of a call."""
-    if isinstance(error, MethodNotFound):
-        try:
-            async with open_channel(address, security=security) as channel:
-                found = await service_at(channel)
-        except PacelineError:
-            return  # this address is away; the call failed at another one
-        if found != COORDINATOR:
-            raise StartupError(
-                f"{address} is {found} and no coordinator; give --address a coordinator's, "
-                "which it prints when it starts"
-            ) from error
-    elif OTHER_NAME in error.message:
-        name = security.authority or address.rpartition(":")[0]
+    """Raise StartupError when the address is not a coordinator's, or no connection to it can be had.
+
+    `error` is the failure of a call, at this address or another one.
+    """
+    try:
+        async with open_channel(address, security=security) as channel:
+            found = await service_at(channel)
+    except PacelineError as own:
+        if words := _refused_connection(address, security, own.message):
+            raise StartupError(words) from error
+        if security.certificates is None and await speaks_tls(address):
+            raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
+        return
+    if isinstance(error, MethodNotFound) and found != COORDINATOR:
         raise StartupError(
-            f"the certificate of {address} has not the name {name}; give a name that it has with --authority"
+            f"{address} is {found} and no coordinator; give --address a coordinator's, which it prints when it starts"
         ) from error
-    elif security.certificates is None and await speaks_tls(address):
-        raise StartupError(f"{address} wants TLS; give the CA of its certificate with --ca") from error
+
+
+def _refused_connection(address: str, security: ChannelSecurity, message: str) -> str | None:
+    """Return words for people where `message` says that TLS failed; None where it does not."""
+    if OTHER_NAME in message:
+        name = security.authority or address.rpartition(":")[0]
+        return f"the certificate of {address} has not the name {name}; give a name that it has with --authority"
+    if NOT_TRUSTED in message:
+        return (
+            f"the certificate of {address} is not trusted: {_last_step(message)}; give the CA that issued it with "
+            "--ca, or renew it there"
+        )
+    if NO_TLS in message:
+        return f"{address} speaks no TLS; leave --ca out, with --plaintext where it is another machine's"
+    return None
 
 
 def missing_sources(drafting: DraftingOptions, cluster: ClusterDescription, *, has_prediction: bool) -> str | None:

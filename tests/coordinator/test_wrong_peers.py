@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,8 @@ from coordinator.replicas.replicas import Replicas
 from coordinator.serving import running_coordinator
 from coordinator.startup import wait_for_target
 from paceline.cli.app import app
-from paceline.cli.connection import Connection, LastingConnection, connected
+from paceline.cli.connection import Connection, LastingConnection, RetryNotices, connected
+from paceline.client import Retry
 from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.instruments import Instruments
@@ -77,6 +79,48 @@ async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tm
         with pytest.raises(StartupError, match=f"{server.address} wants TLS; give the CA .* with --ca"):
             async with connected(LastingConnection(server.address), ClusterOptions()):
                 pass
+
+
+async def test_a_certificate_that_is_not_trusted_ends_a_command_at_once_with_the_reason(tmp_path: Path) -> None:
+    """A command waited for two minutes, and said that its coordinator was away: "OK"."""
+    authority, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
+    ended = authority.issue("127.0.0.1", not_after=datetime(2020, 1, 1, tzinfo=UTC))
+    for own, why in ((ended, "certificate has expired"), (other.issue("127.0.0.1"), "unable to get local issuer")):
+        async with serving(SERVICE_NAME, watched(own)) as server:
+            words = f"the certificate of {server.address} is not trusted: {why}.*; give the CA that issued it with --ca"
+            with pytest.raises(StartupError, match=words):
+                async with connected(LastingConnection(server.address, authority.ca, retry_for_s=0.01), ClusterOptions()):
+                    pass
+
+
+async def test_a_command_that_calls_a_plaintext_port_with_tls_is_told_so(tmp_path: Path) -> None:
+    ca = Authority(tmp_path).ca
+    async with serving(SERVICE_NAME) as server:
+        with pytest.raises(StartupError, match=f"{server.address} speaks no TLS; leave --ca out"):
+            async with connected(LastingConnection(server.address, ca, retry_for_s=0.01), ClusterOptions()):
+                pass
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_of_several_addresses_the_one_whose_certificate_has_another_name_is_named(
+    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was the first in the list, or, where that had been asked first, none."""
+    monkeypatch.setattr("random.randrange", lambda count: first)
+    authority = Authority(tmp_path)
+    async with serving(SERVICE_NAME, watched(authority.issue("coordinator.test"))) as server:
+        addresses = f"127.0.0.1:1,{server.address}"
+        with pytest.raises(StartupError, match=f"^the certificate of {server.address} has not the name 127.0.0.1;"):
+            async with connected(LastingConnection(addresses, authority.ca, retry_for_s=0.01), ClusterOptions()):
+                pass
+
+
+def test_what_a_command_waits_for_has_the_systems_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """gRPC ends some reports with a status of its own, which is OK."""
+    for message in ("TLS failed: certificate has expired: OK", "no connection: certificate has expired"):
+        RetryNotices()(Retry("127.0.0.1:1", PeerUnavailable(message), 0.1, 60.0))
+    line = "coordinator 127.0.0.1:1 is away (certificate has expired); trying again for up to 60 s"
+    assert capsys.readouterr().err.splitlines() == [line, line]
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "dns:///localhost", "coordinator.test:"])
