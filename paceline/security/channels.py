@@ -1,5 +1,6 @@
 """The caller's side of security: how a caller verifies a server and identifies itself to it."""
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +24,9 @@ class ChannelSecurity:
 
     def check(self, address: str) -> None:
         """Raise StartupError for no HOST:PORT, and when plaintext would leave the machine without permission."""
-        if not address.startswith("unix:"):
-            _check_host_and_port(address)
+        if address.startswith("unix:"):
+            return  # a file of this machine
+        _check_host_and_port(address)
         if self.certificates is None and not self.plaintext and not is_loopback(host_of(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "
@@ -75,12 +77,11 @@ def channel_security(
 
 def _check_host_and_port(address: str) -> None:
     """Raise StartupError for a host that libraries cannot look up: they fail by errors that are none of the network."""
-    port = address.rpartition(":")[2]
-    if not port.isdecimal():
+    host, port = host_of(address), address.rpartition(":")[2]
+    if not port.isdecimal() or (is_ipv6(address) and not is_ipv6(host)):
         raise StartupError(f"{address!r} has no port; give HOST:PORT, such as {address or 'localhost'}:7700")
     if not is_port(port):
         raise StartupError(f"{address!r} has a port beyond {LARGEST_PORT}; correct it")
-    host = host_of(address)
     try:
         encoded = host.encode("idna")  # as it is looked up
     except UnicodeError:
@@ -96,6 +97,14 @@ def is_port(text: str) -> bool:
     """Return whether a text is the number of a port; 0 stands for any free one."""
     digits = text.lstrip("0") or text  # Python reads no number of thousands of digits
     return text.isdecimal() and len(digits) <= len(str(LARGEST_PORT)) and int(digits) <= LARGEST_PORT
+
+
+def is_ipv6(text: str) -> bool:
+    """Return whether a text is an IPv6 address, without brackets."""
+    try:
+        return ipaddress.ip_address(text).version == 6
+    except ValueError:
+        return False
 
 
 def host_of(address: str) -> str:

@@ -7,9 +7,10 @@ from typing import Any
 import grpc
 
 from paceline.security.certificates import Pem, channel_credentials
-from paceline.security.channels import LOCAL, ChannelSecurity, host_of
+from paceline.security.channels import LOCAL, ChannelSecurity, host_of, is_ipv6
 from paceline.security.limits import MAX_MESSAGE_BYTES, message_limits
 from paceline.security.plaintext import is_loopback
+from paceline.wire.ports import host_port
 from paceline.wire.reopening import ReopeningChannel
 
 _OPTIONS = [
@@ -49,8 +50,14 @@ def open_channel(
         options.append(("grpc.enable_http_proxy", 0))
     if security.authority:
         options.append(("grpc.default_authority", security.authority))
-    channel = _open(address, security, options)
+    channel = _open(_target(address), security, options)
     return wrap(channel, address) if wrap else channel
+
+
+def _target(address: str) -> str:
+    """Return the address as gRPC reads it: without brackets, an IPv6 address and its port are a host of port 443."""
+    host, _, port = address.rpartition(":")
+    return host_port(host, int(port)) if is_ipv6(host) else address
 
 
 def _open(address: str, security: ChannelSecurity, options: Sequence[tuple[str, Any]]) -> grpc.aio.Channel:

@@ -38,7 +38,9 @@ async def service_at(channel: grpc.aio.Channel) -> str:
 
 
 async def speaks_tls(address: str) -> bool:
-    """Return whether a TLS handshake with `host:port` gets as far as a certificate."""
+    """Return whether a TLS handshake with `host:port` gets as far as a certificate. A socket's file is not asked."""
+    if address.startswith("unix:"):
+        return False
     host, _, port = address.rpartition("/")[2].rpartition(":")
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE

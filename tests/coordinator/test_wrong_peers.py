@@ -89,7 +89,8 @@ async def test_a_certificate_that_is_not_trusted_ends_a_command_at_once_with_the
         async with serving(SERVICE_NAME, watched(own)) as server:
             words = f"the certificate of {server.address} is not trusted: {why}.*; give the CA that issued it with --ca"
             with pytest.raises(StartupError, match=words):
-                async with connected(LastingConnection(server.address, authority.ca, retry_for_s=0.01), ClusterOptions()):
+                connection = LastingConnection(server.address, authority.ca, retry_for_s=0.01)
+                async with connected(connection, ClusterOptions()):
                     pass
 
 
@@ -123,7 +124,9 @@ def test_what_a_command_waits_for_has_the_systems_reason(capsys: pytest.CaptureF
     assert capsys.readouterr().err.splitlines() == [line, line]
 
 
-@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "dns:///localhost", "coordinator.test:"])
+@pytest.mark.parametrize(
+    "address", ["localhost", "127.0.0.1", "dns:///localhost", "coordinator.test:", "::1", "2001:db8::5"]
+)
 def test_an_address_without_a_port_is_named(address: str) -> None:
     """review G6"""
     with pytest.raises(StartupError, match="has no port; give HOST:PORT"):
@@ -165,6 +168,14 @@ def test_names_and_addresses_are_hosts(host: str) -> None:
 @pytest.mark.parametrize("address", ["unix:/run/target..socket", "unix:///run/target.socket"])
 def test_a_socket_in_the_file_system_has_no_host(address: str) -> None:
     ChannelSecurity(plaintext=True).check(address)
+
+
+async def test_a_socket_without_a_coordinator_is_away() -> None:
+    """The look whether it speaks TLS ended the command by a traceback."""
+    connection = LastingConnection("unix:/run/nobody/is.here", plaintext=True, retry_for_s=0.01)
+    with pytest.raises(PeerUnavailable, match="No such file"):
+        async with connected(connection, ClusterOptions()):
+            pass
 
 
 async def test_a_coordinator_says_at_once_that_its_target_is_a_draft() -> None:

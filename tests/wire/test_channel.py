@@ -1,5 +1,6 @@
 """Channels and servers: how a peer is found, and what a server says of itself."""
 
+import asyncio
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +60,32 @@ async def test_a_server_listens_at_an_address_of_ipv6_however_it_is_written(host
                 stub: Any = health_pb2_grpc.HealthStub(channel)
                 answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
             assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_an_address_of_ipv6_is_called_whether_it_has_brackets_or_not() -> None:
+    """It was taken for this machine's, so in plaintext, and another host was called, at port 443."""
+    try:
+        bound(Listening("--port", "::1", 0)).close()
+    except StartupError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
+    async with (
+        running_server("::1", 0, [], lambda server: None, grace_s=0) as server,
+        open_channel(server.address.replace("[", "").replace("]", "")) as channel,
+    ):
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
+    assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+async def test_a_socket_in_the_file_system_is_called_in_plaintext_without_asking(tmp_path: Path) -> None:
+    """It is on this machine; an error said that it was not."""
+    address = f"unix:{tmp_path / 'socket'}"
+    server = grpc.aio.server()
+    server.add_insecure_port(address)
+    await server.start()
+    async with open_channel(address) as channel:
+        await asyncio.wait_for(channel.channel_ready(), 60)
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("can_serve", [True, False])
