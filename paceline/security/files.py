@@ -1,5 +1,6 @@
 """Values read from files that may be replaced while in use, as Kubernetes and cert-manager do."""
 
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -29,6 +30,8 @@ class WatchedFiles(Generic[Value_co]):
         self._read = read
         self._otherwise = otherwise
         self._seen = self._stamps()
+        self._refused: object = None
+        """The state of files that cannot be used, of which the log has told; None while they can."""
         try:
             self._value = read()
         except (OSError, ValueError) as error:
@@ -46,24 +49,30 @@ class WatchedFiles(Generic[Value_co]):
         try:
             value = self._read()
         except (OSError, ValueError) as error:
-            self._seen = stamps
-            if self._otherwise is None:
-                log.warning(
-                    "replaced files cannot be used; going on with what they held", files=self._name, error=error
-                )
-            else:
-                self._value = self._otherwise
-                log.error(
-                    "replaced files cannot be used; what they held no longer holds", files=self._name, error=error
-                )
+            # Else the system may be at fault, such as for too many open files: the next call tries again.
+            if isinstance(error, (ValueError, ssl.SSLError)):
+                self._seen = stamps
+            self._refuse(stamps, error)
             return self._value
         # Files that changed during the read may not belong together, so the next call reads them again.
         if self._stamps() == stamps:
-            self._seen = stamps
+            self._seen, self._refused = stamps, None
             if value != self._value:
                 self._value = value
                 log.info("replaced files are in use", files=self._name)
         return self._value
+
+    def _refuse(self, stamps: object, error: Exception) -> None:
+        """Take what holds while the files are wrong, and tell of each state of them once."""
+        if self._otherwise is not None:
+            self._value = self._otherwise
+        if self._refused == stamps:
+            return
+        self._refused = stamps
+        if self._otherwise is None:
+            log.warning("replaced files cannot be used; going on with what they held", files=self._name, error=error)
+        else:
+            log.error("replaced files cannot be used; what they held no longer holds", files=self._name, error=error)
 
     def _stamps(self) -> list[tuple[int, int, int, int] | None]:
         return [_stamp(path) for path in self._paths]

@@ -1,5 +1,6 @@
 """Permissions of callers: tokens, descriptions, reflection; no secret is written anywhere."""
 
+import errno
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -136,6 +137,31 @@ def test_a_file_that_is_made_readable_later_is_read_then(otherwise: str | None, 
     assert watched.value() == (held if otherwise is None else otherwise)
     change_mode(token_file, 0o600)
     assert watched.value() == "new-token"
+
+
+@pytest.mark.parametrize("otherwise", ["", None])
+def test_a_file_that_the_system_could_not_open_for_a_while_is_read_then(
+    otherwise: str | None, token_file: Path
+) -> None:
+    """With too many open files at the moment of a change nobody was let in any more, until the next change."""
+    is_full = False
+
+    def read() -> str:
+        if is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return token_file.read_text()
+
+    watched = WatchedFiles("tokens", [token_file], read, otherwise=otherwise)
+    for token in ("new-token", "newer-token"):
+        held = watched.value()
+        token_file.write_text(token)
+        is_full = True
+        with capture_logs() as lines:
+            for _ in range(3):
+                assert watched.value() == (held if otherwise is None else otherwise)
+        assert len(lines) == 1
+        is_full = False
+        assert watched.value() == token
 
 
 def test_a_file_that_was_written_with_the_time_of_the_one_before_is_read(token_file: Path) -> None:
