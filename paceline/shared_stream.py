@@ -89,7 +89,8 @@ class SharedStream:
             self._opened.take_no_more()
         if not (self._opened and self._opened.takes_calls):
             self._older = {one for one in (*self._older, self._opened) if one and not one.has_ended}
-            self._opened = _Opened(self._open(metadata=metadata), metadata)
+            with translated_errors():  # the channel may be closed
+                self._opened = _Opened(self._open(metadata=metadata), metadata)
         return self._opened
 
 

@@ -249,9 +249,10 @@ async def test_a_time_too_long_for_a_call_is_refused_and_not_taken_for_over(time
 
 
 @pytest.mark.review
-async def test_a_client_that_was_closed_says_so_and_does_not_try_again() -> None:
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_a_client_that_was_closed_says_so_and_does_not_try_again(shares_stream: bool) -> None:
     """Review C14: gRPC's own error came out."""
-    client = Client("127.0.0.1:1", RetryPolicy(10**6))
+    client = Client("127.0.0.1:1", RetryPolicy(10**6), shares_stream=shares_stream)
     async with client:
         pass
     for call in (client.complete(REQUEST), client.describe()):
