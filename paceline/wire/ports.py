@@ -22,9 +22,11 @@ class Listening(NamedTuple):
     port: int
     """0 for any free port."""
 
-    def refused(self, error: OSError) -> StartupError:
+    def refused(self, error: OSError | UnicodeError) -> StartupError:
         """Return the error to raise for the system's: AddressInUse when the port is taken, else StartupError."""
         what = f"cannot listen on {host_port(self.host, self.port)}"
+        if isinstance(error, UnicodeError):
+            return StartupError(f"{what}: {self.host!r} is no name that DNS could have; choose a host of this machine")
         if error.errno == errno.EADDRINUSE:
             return AddressInUse(f"{what}: the port is taken; choose another {self.flag}, or 0 for any free one")
         return StartupError(
@@ -46,6 +48,8 @@ def check_ports_free(places: Iterable[Listening]) -> None:
         for one in places:
             if one.port:
                 held.enter_context(bound(one))
+            else:
+                bound(one).close()  # a port is free, but the host may be none of this machine's
 
 
 def bound(place: Listening, *, is_shared: bool = False) -> socket.socket:
@@ -63,5 +67,5 @@ def bound(place: Listening, *, is_shared: bool = False) -> socket.socket:
                 held.listen(1)  # two sockets that only bind may share a port
             opened.pop_all()
             return held
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise place.refused(error) from error

@@ -237,6 +237,14 @@ async def test_a_host_of_another_machine_is_named_by_server_and_metrics_alike(po
         pass
 
 
+@pytest.mark.parametrize("port", [0, 7707])
+@pytest.mark.parametrize("host", ["192.0.2.1", "foo..test", "a" * 64])
+def test_a_host_that_nobody_can_listen_on_is_named_before_a_model_loads(host: str, port: int) -> None:
+    """With any free port it showed once the model was loaded, and one without a form in DNS was a traceback."""
+    with pytest.raises(StartupError, match=f"cannot listen on {host}:{port}: .*choose a host of this machine"):
+        check_ports_free(TargetSettings(host=host, port=port).listens)
+
+
 def _never(*_: Any, **__: Any) -> None:
     raise AssertionError("a process was started")
 
