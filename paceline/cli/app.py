@@ -83,6 +83,8 @@ app.add_typer(laws.app, name="laws")
 
 
 def _run() -> None:
+    # A command may be started without one.
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     take_any_text()
     try:
         app()

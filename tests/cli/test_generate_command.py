@@ -274,3 +274,20 @@ app.main()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "printed\n")
     assert done.stderr.startswith("paceline: nothing more can be written: [Errno 28]")
+
+
+def test_a_command_without_standard_output_ends_as_with_one() -> None:
+    """What prints and what ends the command looked for it: a traceback, and exit status 1."""
+    program = """
+from paceline.cli import app
+from paceline.cli.consoles import print_json, words_console
+def command():
+    print_json({"text": "é"})
+    words_console().print("é")
+    raise SystemExit(0)
+app.app = command
+app.main()
+"""
+    without = ["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program]
+    done = subprocess.run(without, stderr=PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
