@@ -80,8 +80,8 @@ async def _up(options: ClusterOptions) -> None:
         # A target that wants TLS or listens elsewhere cannot be asked here; its own log names its numerics.
         with suppress(PacelineError):
             console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
-        if addresses.gateway:
-            console.print(f"http         http://{addresses.gateway}")
+        if addresses.gateway_url:
+            console.print(f"http         {addresses.gateway_url}")
         for url in addresses.metrics_urls:
             console.print(f"metrics      {url}")
         console.print("Ctrl-C stops them.", style="dim")

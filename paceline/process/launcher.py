@@ -21,7 +21,7 @@ from paceline.wire.ports import check_ports_free
 
 @dataclass(frozen=True)
 class Addresses:
-    """`host:port` of each service as seen from this machine."""
+    """`host:port` of each service as seen from this machine, and URLs."""
 
     coordinator: str
     draft: str | None
@@ -29,7 +29,7 @@ class Addresses:
     target: str
     metrics_urls: tuple[str, ...]
     """URLs of the services that run, in the order above; empty when metrics are not served."""
-    gateway: str | None = None
+    gateway_url: str | None = None
     """None without a gateway."""
 
 
@@ -67,8 +67,8 @@ async def running_cluster(
             if gateway:
                 watches.append(watch(gateway[0]))
             urls = tuple(one.metrics_url for one in (at_coordinator, *at_drafts, at_target) if one.metrics_url)
-            at_gateway = gateway[1].address if gateway else None
-            yield Addresses(at_coordinator.address, draft, at_target.address, urls, at_gateway)
+            gateway_url = _url(plan.gateway, gateway[1]) if plan.gateway and gateway else None
+            yield Addresses(at_coordinator.address, draft, at_target.address, urls, gateway_url)
             for one in watches:
                 one.cancel()
 
@@ -90,6 +90,10 @@ async def _started_gateway(
         return None
     gateway = _service(plan, ("--coordinator", coordinator), stack)
     return gateway, await gateway.start()
+
+
+def _url(plan: ServicePlan, gateway: Endpoint) -> str:
+    return f"{'https' if plan.settings.tls_certificate else 'http'}://{gateway.address}"
 
 
 def _service(plan: ServicePlan, addresses: tuple[str, ...], stack: AsyncExitStack) -> ServiceProcess:

@@ -140,6 +140,19 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 ROLES = ("target", "draft", "coordinator")
 
 
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_the_url_of_a_gateway_is_one_that_it_answers_at(
+    scheme: str, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`paceline up` said http of a gateway that variables gave a certificate."""
+    if scheme == "https":
+        monkeypatch.setenv("PACELINE_GATEWAY_TLS_CERTIFICATE", "certificate.pem")
+        monkeypatch.setenv("PACELINE_GATEWAY_TLS_KEY", "key.pem")
+    async with running_cluster(ClusterOptions(gateway_port=0)) as addresses:
+        assert addresses.gateway_url == f"{scheme}://paceline.gateway:1"
+    assert cluster.all_stopped
+
+
 @pytest.mark.parametrize("role", ROLES)
 async def test_each_service_of_a_supervised_cluster_is_started_again(cluster: FakeCluster, role: str) -> None:
     async with cluster.running(supervised=True) as addresses:
