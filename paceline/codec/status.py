@@ -64,9 +64,10 @@ def _details(error: errors.PacelineError) -> Iterable[Message]:
 
 
 def _short(text: str) -> str:
-    content = text.encode()
+    # Half a surrogate pair, as JSON can spell it in what an error quotes, has no form on the wire.
+    content = text.encode(errors="backslashreplace")
     if len(content) <= MAX_TEXT_BYTES:
-        return text
+        return content.decode()
     # A character that is cut in two is left out.
     return content[: MAX_TEXT_BYTES - len("…".encode())].decode(errors="ignore") + "…"
 

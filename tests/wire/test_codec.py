@@ -76,6 +76,12 @@ def test_an_error_of_usual_length_is_told_whole(text: str) -> None:
     assert status.error_from_pb(status.error_to_pb(errors.PeerFailed(text))).message == text
 
 
+def test_an_error_that_quotes_half_a_surrogate_pair_is_told() -> None:
+    """It ended its call with UNKNOWN: a chat template may refuse a text of JSON, and name it."""
+    told = status.error_from_pb(status.error_to_pb(errors.PeerFailed("no mode \ud83d", {"given": "\ud83d"})))
+    assert (told.message, told.metadata["given"]) == (r"no mode \ud83d", r"\ud83d")
+
+
 def test_reasons_tell_all_errors_apart() -> None:
     assert len({kind.reason for kind in error_kinds()}) == len(list(error_kinds()))
 
