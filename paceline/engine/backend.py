@@ -141,10 +141,28 @@ def find_backend(device: torch.device) -> Backend:
             return Backend(pack=packed, pack_quantized=packed, kernels=kernels, chooser=choices, ranker=choices)
         return Backend()
     try:
+        check_triton()
         return triton_backend()
     except ImportError as error:
-        log.warning("passes are neither compiled nor recorded; install Triton, and they are faster", error=str(error))
+        log.warning(
+            "passes are neither compiled nor recorded; install Triton, a C compiler and Python's headers, and they are "
+            "faster",
+            error=str(error),
+        )
         return Backend()
+
+
+def check_triton() -> None:
+    """Have Triton build what it launches kernels with. Raise ImportError where it is not there, or cannot.
+
+    It compiles that with the C compiler of the machine, and would do so only at the first kernel, amid a load.
+    """
+    from triton.runtime.driver import driver
+
+    try:
+        driver.active  # noqa: B018  (it is built when it is asked for)
+    except Exception as error:  # Triton's own, and whatever compiler, linker and driver raise
+        raise ImportError(f"Triton cannot launch kernels here: {error}") from error
 
 
 def triton_backend() -> Backend:

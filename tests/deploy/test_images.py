@@ -75,6 +75,17 @@ def test_every_image_has_what_is_compiled_and_no_compiler(name: str) -> None:
     assert not [one for one in built_on(name) if "g++" in stages()[one]]
 
 
+@pytest.mark.parametrize("name", MODEL_SERVICES)
+def test_an_image_whose_torch_brings_triton_has_what_triton_compiles_with(name: str) -> None:
+    """Triton found no compiler, so no model service of the overlay gpu would have started."""
+    steps = re.findall(r"^RUN .*", "".join(stages()[one] for one in reversed(built_on(name))), re.MULTILINE)
+    (torch,) = (place for place, step in enumerate(steps) if "torch.txt" in step)
+    (compiler,) = (
+        place for place, step in enumerate(steps) if {"gcc", "libc6-dev", "libpython3-dev"} <= {*step.split()}
+    )
+    assert torch < compiler and 'find_spec("triton")' in steps[compiler]
+
+
 @pytest.mark.review
 @pytest.mark.parametrize("name", [*OTHERS, *MODEL_SERVICES])
 def test_our_code_is_in_the_last_layer_alone(name: str) -> None:
