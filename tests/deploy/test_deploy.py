@@ -174,6 +174,15 @@ def test_a_pod_is_not_killed_while_it_drains(overlay: str, component: str, monke
     assert one.pod["terminationGracePeriodSeconds"] >= before_stop + told.shutdown_grace_s + 10
 
 
+@each_overlay
+def test_a_node_can_be_drained_while_none_of_its_pods_is_ready(overlay: str) -> None:
+    """Without a target no coordinator is ready, so each budget was overdrawn, and a drain of its node never ended."""
+    budgets = of_kind(resources(overlay), "PodDisruptionBudget")
+    assert budgets
+    for name, budget in budgets.items():
+        assert budget["spec"].get("unhealthyPodEvictionPolicy") == "AlwaysAllow", name
+
+
 @each_workload
 def test_images_are_those_of_the_dockerfile(overlay: str, component: str) -> None:
     name, _, version = workload(overlay, component).container["image"].partition(":")
