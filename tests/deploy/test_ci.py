@@ -24,8 +24,10 @@ def stand_in(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def check_deploy(folder: Path, kustomize: str = RENDERED, checkov: str = "") -> tuple[int, str]:
-    """Run the script where there is no kubectl; return its status, and the programs that it called."""
+def check_deploy(
+    folder: Path, kustomize: str = RENDERED, checkov: str = "", flags: tuple[str, ...] = (), root: Path = ROOT
+) -> tuple[int, str]:
+    """Run the script of `root` where there is no kubectl; return its status, and the programs that it called."""
     called, tools = folder / "called", folder / "tools"
     stand_in(folder / "bin/kubectl", "exit 1")
     stand_in(tools / f"kustomize-{KUSTOMIZE}/usr/bin/kustomize", kustomize)
@@ -35,7 +37,7 @@ def check_deploy(folder: Path, kustomize: str = RENDERED, checkov: str = "") -> 
             stand_in(tools / pinned / "bin" / program, f'echo "${{0##*/}} $*" >> {called}')
     stand_in(tools / TOOLS["checkov"] / "bin/checkov", f'echo "checkov $*" >> {called}\n{checkov}')
     environment = {**os.environ, "CHECK_DEPLOY_TOOLS": str(tools), "PATH": f"{folder}/bin:{os.environ['PATH']}"}
-    done = subprocess.run([ROOT / "scripts/check-deploy"], env=environment, capture_output=True, check=False)
+    done = subprocess.run([root / "scripts/check-deploy", *flags], env=environment, capture_output=True, check=False)
     return done.returncode, called.read_text() if called.exists() else ""
 
 
@@ -59,6 +61,19 @@ def test_stale_renderings_end_the_check(tmp_path: Path) -> None:
     """Review D11: without kubectl they passed."""
     status, _ = check_deploy(tmp_path, kustomize=f"{RENDERED}; echo changed: true")
     assert status == 1
+
+
+def test_an_overlay_that_is_gone_leaves_no_rendering_once_all_are_written(tmp_path: Path) -> None:
+    """Its rendering stayed and ended every check, which said to write all again."""
+    root = tmp_path / "root"
+    stand_in(root / "scripts/check-deploy", CHECK_DEPLOY.partition("\n")[2])
+    (root / "deploy/kubernetes/overlays/cpu").mkdir(parents=True)
+    rendered = root / "deploy/kubernetes/rendered"
+    rendered.mkdir()
+    (rendered / "gone.yaml").write_text("kind: Gone\n")
+    status, _ = check_deploy(tmp_path, "echo kind: New", flags=("--write",), root=root)
+    assert status == 0
+    assert {one.name: one.read_text() for one in rendered.iterdir()} == {"cpu.yaml": "kind: New\n"}
 
 
 def ci(folder: Path, check: str, check_deploy: str, open_file: int | None = None) -> tuple[int, str]:
