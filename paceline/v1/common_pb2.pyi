@@ -512,7 +512,7 @@ class ModelDescription(_message.Message):
     MAX_ROWS_FIELD_NUMBER: _builtins.int
     COMPUTE_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
-    """Name the service was started with: a directory or a built-in name."""
+    """Name the service was started with: a directory, an id on the hub or a built-in name."""
     architecture: _builtins.str
     """Architecture named by the checkpoint, such as `LlamaForCausalLM`."""
     vocabulary_size: _builtins.int

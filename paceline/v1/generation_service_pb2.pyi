@@ -1092,7 +1092,7 @@ class DescribeClusterResponse(_message.Message):
     live_sequence_count: _builtins.int
     """Sequences being generated now."""
     waiting_sequence_count: _builtins.int
-    """Requests waiting for a place in the pool."""
+    """Sequences waiting for a place in the pool, and those that pause until their output is read."""
     process_count: _builtins.int
     """Coordinator processes behind the address; 0 means 1. Each is a coordinator of its own, and which one answers is
     left to chance: load, statistics and costs are those of the process that answered.

@@ -126,9 +126,9 @@ class VerifyTokensRow(_message.Message):
     none, and a service without heads gives none.
     """
     further_count: _builtins.int
-    """Further rounds that the target may run by itself: in each it verifies what its heads drafted in the one before, if
-    they did, and they draft `propose_count` tokens again. Not negative; fewer are always possible, and a row that is a
-    part gets none.
+    """Further rounds that the target may run by itself, 0 to 8: in each it verifies what its heads drafted in the one
+    before, if they did, and they draft `propose_count` tokens again. Fewer are always possible, and a row that is a part
+    gets none.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

@@ -1,5 +1,6 @@
 """The wire's definitions as other tools use them."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorSet
 from google.rpc import status_pb2
 from grpc_tools import protoc
+
+from paceline.checks import MAX_DRAFT_COUNT, MAX_FURTHER_COUNT, MAX_PREPARED_COUNT, MAX_PROPOSED_COUNT
 
 PROTOS = Path(__file__).parents[2] / "protos"
 
@@ -53,3 +56,19 @@ def test_the_wire_keeps_what_was_released(tmp_path: Path) -> None:
     assert "changed from client streaming to client unary" in breaks(tmp_path / "protos")
     target.write_text(released.replace("token_ids = 3", "token_ids = 30"))
     assert 'field "3" with name "token_ids"' in breaks(tmp_path / "protos")
+
+
+@pytest.mark.parametrize(
+    ("service", "field", "most"),
+    [
+        ("draft", "draft_count", MAX_PROPOSED_COUNT),
+        ("draft", "prepare_count", MAX_PREPARED_COUNT),
+        ("target", "propose_count", MAX_DRAFT_COUNT),
+        ("target", "further_count", MAX_FURTHER_COUNT),
+    ],
+)
+def test_a_fields_comment_tells_the_most_that_its_service_takes(service: str, field: str, most: int) -> None:
+    """Of further rounds it told no bound, and a request for nine was refused."""
+    protos = (PROTOS / f"paceline/v1/{service}_service.proto").read_text()
+    found = re.search(rf"((?: +//.*\n)+) +int32 {field} = ", protos)
+    assert found and re.search(rf"[01] to {most}\b", found[1])
