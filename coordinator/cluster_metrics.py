@@ -62,8 +62,8 @@ class ClusterCollector(Collector):
         ):
             yield GaugeMetricFamily(f"paceline_{name}", text, value)
         if self._has_draft_service:
-            available = self._drafts.is_usable
-            yield GaugeMetricFamily("paceline_draft_available", "1 while there is a draft replica to ask.", available)
+            available = self._drafts.is_healthy
+            yield GaugeMetricFamily("paceline_draft_available", "1 while a draft replica's calls go well.", available)
         yield _replica_counts({"target": dispatcher.describe(), "draft": self._drafts.describe()})
         for name, text, value in (
             ("rounds", "Rounds run.", counted.round_count),

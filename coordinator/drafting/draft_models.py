@@ -44,8 +44,9 @@ class DraftModels:
         return {model: one.drafter for model, one in self._models.items() if one.replicas.max_length}
 
     @property
-    def is_usable(self) -> bool:
-        return any(one.replicas.is_usable for one in self._models.values())
+    def is_healthy(self) -> bool:
+        """Whether there is a replica whose calls go well."""
+        return any(one.replicas.is_healthy for one in self._models.values())
 
     @property
     def description(self) -> ModelDescription | None:

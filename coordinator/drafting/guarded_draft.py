@@ -58,7 +58,13 @@ class GuardedDraft:
 
     @property
     def is_usable(self) -> bool:
+        """Whether it may be asked now, be it for a trial."""
         return self.replica.is_up and self._circuit.would_allow
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether its calls go well, as far as is known."""
+        return self.replica.is_up and self._circuit.state is CircuitState.CLOSED
 
     @property
     def max_length(self) -> int:

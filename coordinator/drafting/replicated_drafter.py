@@ -45,6 +45,10 @@ class ReplicatedDrafter:
         return any(draft.is_usable for draft in self._drafts.values())
 
     @property
+    def is_healthy(self) -> bool:
+        return any(draft.is_healthy for draft in self._drafts.values())
+
+    @property
     def max_length(self) -> int:
         """Most tokens of a generation that every usable replica takes; 0 when none is usable."""
         return min((draft.max_length for draft in self._drafts.values() if draft.is_usable), default=0)

@@ -213,12 +213,12 @@ async def test_drafts_are_judged_by_the_target_that_is_served_now() -> None:
         become(only, NEW, "second")
         only.description = replace(only.description, vocabulary_size=49)
         await running.targets[0].look()
-        assert not running.drafts.is_usable
+        assert not running.drafts.is_healthy
         await running.draft_replicas[0].look()
         assert running.draft_replicas[0].state is ReplicaState.REFUSED
         draft.description = only.description
         await running.draft_replicas[0].look()
-        assert running.drafts.is_usable
+        assert running.drafts.is_healthy
 
 
 async def test_the_same_model_with_a_smaller_cache_is_served_and_ends_only_what_does_not_fit() -> None:

@@ -127,6 +127,26 @@ async def test_a_draft_that_is_away_shows() -> None:
         assert value(registry, "replicas", component="target", state="up") == 1
 
 
+async def test_a_draft_whose_calls_fail_is_not_available_until_one_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once its circuit's pause was over it was told to be, until the next request tried it."""
+    monkeypatch.setattr("coordinator.replicas.circuit.FIRST_PAUSE_S", 0.0)
+    registry, errors = new_registry("coordinator"), [PeerFailed("broken")] * 2
+
+    def fail(_: int) -> None:
+        if errors:
+            raise errors.pop()
+
+    drafter, asked = FakeDrafter(skill=1.0, before=fail), DraftingOptions((DraftSource.DRAFT,))
+    async with fake_cluster(drafter, FakeVerifier(), registry) as client:
+        await client.complete(replace(TEN_TOKENS, max_new_tokens=3, drafting=asked))
+        assert not errors
+        assert value(registry, "replicas", component="draft", state="open") == 1
+        assert value(registry, "draft_available") == 0
+        await client.complete(replace(TEN_TOKENS, drafting=asked))
+        assert value(registry, "replicas", component="draft", state="up") == 1
+        assert value(registry, "draft_available") == 1
+
+
 async def test_a_round_that_fails_as_a_whole_is_counted_apart() -> None:
     registry = new_registry("coordinator")
 
