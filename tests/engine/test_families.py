@@ -14,7 +14,7 @@ from paceline.errors import ModelNotUsable
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import Verdict, VerifyRow
 from target_service.verifier import Verifier
-from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE, write_model
+from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE, edit_config, write_model
 
 PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
 OUTPUT_COUNT = 12
@@ -93,6 +93,14 @@ def test_a_window_that_only_the_architectures_default_sets_is_refused(tmp_path: 
     del config["sliding_window"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelNotUsable, match="sliding_window is 4096"):
+        load_model(str(tmp_path))
+
+
+def test_a_field_that_an_architecture_does_not_read_turns_no_window_off(tmp_path: Path) -> None:
+    """Qwen's `use_sliding_window` in Mistral's file: beyond the window most tokens were other ones than the model's."""
+    write_model(tmp_path, "Mistral", sliding_window=64)
+    edit_config(tmp_path, use_sliding_window=False)
+    with pytest.raises(ModelNotUsable, match="sliding_window is 64"):
         load_model(str(tmp_path))
 
 

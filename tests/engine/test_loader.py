@@ -20,10 +20,10 @@ from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.checkpoint import open_checkpoint
 from paceline.errors import ModelNotUsable, StartupError
-from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, halve
+from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, edit_json, halve
 from tests.conftest import PairOfCheckpoints
 
-WEIGHTS = "model.safetensors"
+WEIGHTS, GENERATION = "model.safetensors", "generation_config.json"
 
 
 @pytest.fixture
@@ -62,6 +62,11 @@ def drop_tensor(folder: Path) -> None:
         (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "`paceline convert /"),
         (lambda folder: halve(folder / WEIGHTS), "cannot be read, perhaps half written"),
         (drop_tensor, "1 tensors are missing from the weights, model.layers.1.mlp.up_proj.weight first"),
+        (lambda folder: (folder / WEIGHTS).rename(folder / "model.fp16.safetensors"), "neither model.safetensors nor"),
+        (
+            lambda folder: edit_config(folder, vocab_size=300),
+            "have other shapes than config.json says, ('lm_head.weight",
+        ),
         (lambda folder: (folder / "tokenizer.json").write_text("{half"), "the tokenizer cannot be read"),
     ],
 )
@@ -97,6 +102,32 @@ def test_a_kind_that_only_its_configuration_tells_is_refused(
     edit_config(tmp_path, is_encoder_decoder=False)  # which would be refused first
     with pytest.raises(ModelNotUsable, match=re.escape(words)):
         open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (
+            lambda folder: edit_config(folder, num_hidden_layers=0, layer_types=[]),
+            "config.json has num_hidden_layers 0",
+        ),
+        (lambda folder: edit_config(folder, num_key_value_heads=0), "config.json has num_key_value_heads 0"),
+        (lambda folder: edit_config(folder, max_position_embeddings=-1), "config.json has max_position_embeddings -1"),
+        (lambda folder: edit_config(folder, pad_token_id=VOCABULARY_SIZE), "Padding_idx must be within"),
+        (lambda folder: edit_config(folder, hidden_act="best"), "no model that can be made: KeyError('best')"),
+        (lambda folder: edit_json(folder / GENERATION, eos_token_id="</s>"), "has eos_token_id '</s>'"),
+        (lambda folder: edit_json(folder / GENERATION, eos_token_id=[7, None]), "has eos_token_id [7, None]"),
+        (lambda folder: (folder / GENERATION).write_text("[]"), "generation_config.json is not a JSON object"),
+        (lambda folder: halve(folder / GENERATION), "generation_config.json is not a JSON object"),
+    ],
+)
+def test_numbers_with_which_no_model_can_be_made_are_refused_by_name(
+    checkpoint: Path, damage: Callable[[Path], Any], words: str
+) -> None:
+    """Most were tracebacks. With half of the last file outputs ended at other tokens, and nobody said so."""
+    damage(checkpoint)
+    with pytest.raises(ModelNotUsable, match=re.escape(words)):
+        load_model(str(checkpoint))
 
 
 def test_an_unknown_built_in_name_lists_the_known_ones() -> None:

@@ -30,6 +30,15 @@ _REFUSED = {
     "quantization_config": "is quantised, so that rows of a pass may be rounded together",
 }
 """Configuration fields that, when set, mean a kind of model the engine does not run."""
+_SIZES = (
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,11 @@ class Checkpoint:
             first = self.folder / index
         if first.suffix != ".json":
             return [first]
+        if not first.exists():
+            raise ModelNotUsable(
+                f"model {self.model!r} has neither {whole} nor {index}, and files of other names are not read; name "
+                "its weights so, or fetch what is missing"
+            )
         try:
             places = json.loads(first.read_text(encoding="utf-8"))["weight_map"]
             return [self.folder / name for name in sorted(set(places.values()))]
@@ -117,6 +131,8 @@ def _read_config(model: str, folder: Path) -> Any:
     except Exception as error:  # config validation raises many kinds
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
     _check_kind(model, config)
+    _check_sizes(model, config)
+    _check_end_tokens(model, folder / "generation_config.json")
     return config
 
 
@@ -132,7 +148,9 @@ def _check_kind(model: str, config: Any) -> None:
             "checkpoint of the text model alone"
         )
     window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True):
+    # Where the architecture has no such field, one that the file has all the same turns nothing off.
+    is_used = getattr(config, "use_sliding_window", True) or not hasattr(type(config), "use_sliding_window")
+    if window and is_used:
         raise ModelNotUsable(
             f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
         )
@@ -142,6 +160,29 @@ def _check_kind(model: str, config: Any) -> None:
     if getattr(config, "attn_temperature_tuning", None):
         # transformers takes the place in a pass for the position, where rows are packed.
         raise ModelNotUsable(f"model {model!r} scales queries by position (attn_temperature_tuning is set)")
+
+
+def _check_sizes(model: str, config: Any) -> None:
+    """Refuse sizes with which transformers makes a model without layers, say, or divides by zero."""
+    for name in _SIZES:
+        size = getattr(config, name, None)
+        if isinstance(size, int) and size < 1:
+            raise ModelNotUsable(f"model {model!r}: config.json has {name} {size}; it takes at least 1")
+
+
+def _check_end_tokens(model: str, path: Path) -> None:
+    """Refuse a file that transformers would pass over: outputs would end at other tokens, or not at all."""
+    if not path.is_file():
+        return
+    try:
+        stated = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise ModelNotUsable(
+            f"model {model!r}: {path.name} is not a JSON object, perhaps half written: {error}"
+        ) from error
+    ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
+    if not all(type(one) is int for one in ids):
+        raise ModelNotUsable(f"model {model!r}: {path.name} has eos_token_id {stated!r}; give a token id, or a list")
 
 
 def max_length_of(config: Any) -> int:

@@ -189,14 +189,23 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are named below
         )
-    except (SafetensorError, OSError, RuntimeError, ValueError, KeyError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
             raise
         raise _half_written(checkpoint, error) from error
+    except Exception as error:  # what a configuration may say wrong raises many kinds
+        if is_out_of_memory(error):
+            raise
+        raise ModelNotUsable(f"model {model!r}: config.json describes no model that can be made: {error!r}") from error
     module: PreTrainedModel
     module, report = loaded
-    # transformers fills what a file lacks with random numbers and only warns.
+    # transformers fills with random numbers what a file lacks or has in another shape.
+    if other := sorted(map(str, report["mismatched_keys"])):
+        raise ModelNotUsable(
+            f"model {model!r}: {len(other)} tensors have other shapes than config.json says, {other[0]} first"
+        )
     if missing := sorted(report["missing_keys"]):
         raise ModelNotUsable(
             f"model {model!r}: {len(missing)} tensors are missing from the weights, {missing[0]} first"
