@@ -6,21 +6,24 @@ It owns their file, and batches of them. It knows nothing of heads.
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from paceline.engine.model.identity import origin_of_module
 from paceline.engine.model.loader import resolve_device
 from paceline.errors import InvalidRequest
 from training.loop import bucketed, read_model
 from training.outputs import Output, read_outputs
 
-NAME = "features"
+NAME, TOKENS, TARGET = "features", "token_ids", "target"
+"""What a file of features has: these, the tokens that they are of, and a digest of the target's weights."""
 READ_TOKENS = 32_768
 """Most tokens that the target reads at once, padding included."""
 LEAST_TOKENS = 3
@@ -99,6 +102,11 @@ class FrozenTarget:
         """Read a checkpoint, in float32. Raise InvalidRequest for another folder, StartupError for no such device."""
         return cls(read_model(folder, AutoModelForCausalLM).to(resolve_device(device)))
 
+    @cached_property
+    def digest(self) -> str:
+        """Of the weights, which features depend on."""
+        return origin_of_module(self.module).weights_digest
+
     def embedded(self, token_ids: Tensor) -> Tensor:
         found: Tensor = self.module.get_input_embeddings()(token_ids)
         return found
@@ -145,12 +153,12 @@ def texts_of(target: FrozenTarget, outputs: Path, file: Path | None, most: int |
     """
     own = _outputs(outputs, target.config.vocab_size, most)
     if file and file.exists():
-        return target.read_texts(own, _kept(file, outputs, sum(map(len, own)), target.config.hidden_size))
+        return target.read_texts(own, _kept(file, outputs, own, target))
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)  # before the target reads for minutes
     made = target.read_texts(own)
     if file:
-        save_file({NAME: made.features}, file)
+        save_file({NAME: made.features, TOKENS: made.token_ids}, file, {TARGET: target.digest})
     return made
 
 
@@ -162,17 +170,22 @@ def _outputs(file: Path, vocabulary_size: int, most: int | None) -> list[Output]
     return own
 
 
-def _kept(file: Path, outputs: Path, token_count: int, size: int) -> Tensor:
+def _kept(file: Path, outputs: Path, own: Sequence[Output], target: FrozenTarget) -> Tensor:
+    """Return the features of these outputs, with which those in the file begin."""
     try:
-        kept = load_file(file)[NAME]
-    except (OSError, KeyError, SafetensorError) as error:
+        kept = load_file(file)
+        features, tokens = kept[NAME], kept[TOKENS]
+        with safe_open(file, "pt") as content:
+            made_by = content.metadata()[TARGET]
+    except (OSError, KeyError, TypeError, SafetensorError) as error:
         raise InvalidRequest(
             f"--features {file} has no features ({error}); delete it, to have it made again", field="features"
         ) from error
-    if kept.ndim != 2 or len(kept) < token_count or kept.shape[1] != size:
+    wanted = torch.tensor([token_id for one in own for token_id in one.token_ids])
+    if made_by != target.digest or not torch.equal(tokens[: len(wanted)], wanted):
         raise InvalidRequest(
-            f"--features {file} has features of the form {tuple(kept.shape)}, and {outputs} with this target "
-            f"{(token_count, size)}; delete it, to have it made again",
+            f"--features {file} has features of other tokens than those of {outputs}, or of another target; delete it, "
+            "to have it made again",
             field="features",
         )
-    return kept[:token_count]
+    return features[: len(wanted)]

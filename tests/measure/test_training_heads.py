@@ -89,3 +89,21 @@ def test_heads_that_cannot_learn_from_outputs_are_refused(
     (tmp_path / "outputs.json").write_text(json.dumps(outputs))
     with pytest.raises(InvalidRequest, match=complaint):
         texts_of(FrozenTarget.read(pairs["Llama"].target), tmp_path / "outputs.json", None)
+
+
+def test_features_of_other_tokens_or_of_another_target_are_refused(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """Heads learnt nothing from them, and accuracies counted on them meant nothing."""
+    pair, outputs, features = pairs["Llama"], tmp_path / "outputs.json", tmp_path / "features.safetensors"
+    frozen = FrozenTarget.read(pair.target)
+
+    def texts(target: FrozenTarget, *token_ids: range) -> torch.Tensor:
+        outputs.write_text(json.dumps([{"token_ids": [*one], "prompt_count": 2} for one in token_ids]))
+        return texts_of(target, outputs, features).features
+
+    made = texts(frozen, range(20, 30), range(40, 49))
+    torch.testing.assert_close(texts(frozen, range(20, 30)), made[:10])
+    for wrong in ((frozen, range(20, 30), range(41, 50)), (FrozenTarget.read(pair.draft), range(20, 30))):
+        with pytest.raises(InvalidRequest, match=r"--features .* of other tokens .* or of another target; delete it"):
+            texts(*wrong)
