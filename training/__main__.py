@@ -227,7 +227,7 @@ def train_heads(
     torch.manual_seed(seed)
     frozen = FrozenTarget.read(target, device)
     texts = texts_of(frozen, outputs, features, most_outputs)
-    held, learnt = _parted(texts, seed)
+    held, learnt = parted(texts, seed)
     made = _begun(kind, frozen, draft_count, start_from)
     progress = heads.fit_heads(
         made,
@@ -248,11 +248,13 @@ def train_heads(
     )
 
 
-def _parted(texts: Texts, seed: int) -> tuple[Texts, Texts]:
-    """Return texts to try heads with, and others to learn from; of a single one, the same for both."""
+def parted(texts: Texts, seed: int) -> tuple[Texts, Texts]:
+    """Return texts to try heads with, and those of other prompts to learn from; of a single one, the same for both."""
     rows = random.Random(seed).sample(texts.rows, len(texts))
     held_count = max(1, min(MOST_HELD, len(texts) // 20))
-    return texts.part(rows[:held_count]), texts.part(rows[held_count:] or rows)
+    asked = {texts.prompt(row) for row in rows[:held_count]}
+    learnt = [row for row in rows[held_count:] if texts.prompt(row) not in asked]
+    return texts.part(rows[:held_count]), texts.part(learnt or rows)
 
 
 def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:
@@ -316,18 +318,17 @@ def train_grid(
         own = outputs.read_outputs(outputs_file, vocabulary_size)[:most_outputs]
         rng.shuffle(own)
         held = outputs.read_outputs(held_file, vocabulary_size) if held_file else own[: max(1, len(own) // 20)]
-        learnt = own if held_file else own[len(held) :]
         gold = _worked_answers(data, tokenizer, rng) if data else []
-        if not (learnt or gold):
-            raise InvalidRequest(f"--outputs {outputs_file} has one output, which is held out; give more, or --held")
-        return grid.Recipe(
-            _lessons(target, [*learnt, *gold], lessons_file, seed, device),
-            held,
-            tokenizer,
-            seed,
-            device,
-            console.print,
-        )
+        # Many questions come several times.
+        asked = {one.prompt for one in held}
+        learnt = [one for one in (*own, *gold) if one.prompt not in asked]
+        if not learnt:
+            raise InvalidRequest(f"--outputs {outputs_file} has no prompt that is not held out; give more, or --held")
+        # A file of them may be from a call that held out others.
+        found = [one for one in _lessons(target, learnt, lessons_file, seed, device) if one.output.prompt not in asked]
+        if not found:
+            raise InvalidRequest(f"--lessons {lessons_file} has no prompt that is not held out; name another file")
+        return grid.Recipe(found, held, tokenizer, seed, device, console.print)
 
     wanted = grid.cells(comma_counts("--depths", depths), comma_counts("--token-counts", token_counts))
     write_points(folder / "points.json", grid.made_points(folder, wanted, grid.cells_named(held_out), recipe))

@@ -67,6 +67,9 @@ class Texts:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def prompt(self, row: Text) -> tuple[int, ...]:
+        return tuple(self.token_ids[row.begin : row.begin + row.prompt_count].tolist())
+
     def part(self, rows: Sequence[Text]) -> Self:
         """Return some of the texts."""
         return replace(self, rows=rows)

@@ -42,6 +42,10 @@ class Output:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.token_ids[: self.prompt_count]
+
 
 _FORM = TypeAdapter(list[Output])
 

@@ -50,9 +50,9 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *a
             "heads --target {target} --outputs one.json --folder h --features one.json",
             "--features one.json has no features",
         ),
-        ("grid --target {target} --outputs one.json --folder g", "one.json has one output, which is held out"),
+        ("grid --target {target} --outputs one.json --folder g", "one.json has no prompt that is not held out"),
         (
-            "grid --target {target} --outputs one.json --held one.json --folder g --lessons none.json",
+            "grid --target {target} --outputs one.json --held held.json --folder g --lessons none.json",
             "--lessons none.json has no lessons",
         ),
         ("grid --target {target} --outputs other.json --folder g", "other.json has token id 99999, and the target has"),
@@ -78,6 +78,7 @@ def test_wrong_input_is_said_in_words(
     Path("bad.jsonl").write_text(f'{PROBLEM}\n{{"question": "1+1?"}}\n')
     Path("none.json").write_text("[]")
     Path("one.json").write_text(json.dumps([{"token_ids": [5, 6, 7, 8], "prompt_count": 2}]))
+    Path("held.json").write_text(json.dumps([{"token_ids": [5, 9, 7, 8], "prompt_count": 2}]))
     Path("other.json").write_text(json.dumps([{"token_ids": [5, 6, 99999], "prompt_count": 2}]))
     Path("empty").mkdir()
     Path("empty/config.json").write_text("{}")

@@ -15,7 +15,7 @@ from paceline.errors import InvalidRequest
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
 from tests.heads import KINDS
-from training.__main__ import app
+from training.__main__ import app, parted
 from training.features import FrozenTarget, texts_of
 from training.heads import begun_heads, fit_heads, outputs_by_place, right_shares
 from training.outputs import Output
@@ -107,3 +107,12 @@ def test_features_of_other_tokens_or_of_another_target_are_refused(
     for wrong in ((frozen, range(20, 30), range(41, 50)), (FrozenTarget.read(pair.draft), range(20, 30))):
         with pytest.raises(InvalidRequest, match=r"--features .* of other tokens .* or of another target; delete it"):
             texts(*wrong)
+
+
+def test_heads_are_tried_with_prompts_that_they_do_not_learn(pairs: dict[str, PairOfCheckpoints]) -> None:
+    frozen = FrozenTarget.read(pairs["Llama"].target)
+    texts = frozen.read_texts([Output((20 + number % 10, 30, 31), 1) for number in range(40)])
+    held, learnt = parted(texts, seed=1)
+    asked = {texts.prompt(row) for row in held.rows}
+    assert asked and len(learnt) == 4 * (10 - len(asked))
+    assert not asked & {texts.prompt(row) for row in learnt.rows}
