@@ -103,7 +103,8 @@ def summary(capacity: Capacity, times: float, queue_limit: int, watched: Watched
         "latency_p50_s": round(percentile(latencies, 50), 2),
         "latency_p99_s": round(percentile(latencies, 99), 2),
         "latency_max_s": round(max(latencies), 2),
-        "latency_bound_s": round(SLACK * ((queue_limit + 1) / served_per_s + capacity.slowest_s), 2),
+        # By what was served at capacity: with the rate of now the bound would grow with the latencies that it bounds.
+        "latency_bound_s": round(SLACK * ((queue_limit + 1) / capacity.per_s + capacity.slowest_s), 2),
     }
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import Counter
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, cast
 import pytest
 from prometheus_client import CollectorRegistry
 
-from benchmarks.overload.arrivals import Watched
+from benchmarks.overload import arrivals
+from benchmarks.overload.arrivals import Capacity, Watched
 from benchmarks.soak import clients, faults
 from benchmarks.soak.changing_model import WEIGHTS, ChangingModel
 from benchmarks.soak.clients import Failure, Soaker, Tally
@@ -24,7 +26,7 @@ from benchmarks.soak.troubles import ERRORS, HANG, Trouble
 from paceline.builtin import resolve_model
 from paceline.client import Client
 from paceline.errors import PeerFailed
-from paceline.measure.load.load import LoadLog, Outcome, run_load
+from paceline.measure.load.load import LoadLog, Outcome, SentRequest, run_load
 from paceline.process.service_process import Endpoint
 from paceline.types import GenerationRequest, TokenIds
 from tests.coordinators import fake_cluster
@@ -163,6 +165,20 @@ async def test_under_overload_all_refusals_say_when_to_come_again_and_what_is_ac
     assert log.count(Outcome.REJECTED) == watched.refusals["RetryInfo"] >= 10
     assert log.count(Outcome.COMPLETED) == 20 - log.count(Outcome.REJECTED) > 0
     assert (watched.refusals["no RetryInfo"], watched.mismatch_count) == (0, 0)
+
+
+@pytest.mark.parametrize(("served_per_s", "sound"), [(9.0, True), (1.0, False)])
+def test_latency_under_overload_is_bounded_by_what_was_served_before_it(served_per_s: float, sound: bool) -> None:
+    """The bound was made of the rate under overload, so however slow refusals made the cluster, it grew as much."""
+    full = 17 / served_per_s  # seconds in which a full queue and the request itself are served
+    log = LoadLog()
+    for number in range(40):
+        arrived_s = number / served_per_s
+        log.records.append(SentRequest(arrived_s, arrived_s, arrived_s + full, Outcome.COMPLETED))
+    log.records.append(SentRequest(0.0, 0.0, 0.0, Outcome.REJECTED))
+    watched = Watched(cast(Any, None), (), Counter({"RetryInfo": 1}))
+    found = arrivals.summary(Capacity(10.0, 0.5), 5.0, 16, watched, log) | {"left_in_the_pool": 0}
+    assert arrivals.is_sound(found) == sound
 
 
 class Recorded:
