@@ -3,7 +3,7 @@
 python -m benchmarks.hostile --input question.jsonl
 
 Target and coordinator are real processes; the draft service answers what no model would. Each kind of answers has a
-coordinator of its own, which has learnt nothing of the kinds before.
+coordinator of its own, which has learnt nothing of the kinds before. Exit status 1 when an output differs.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from random import Random
 
+import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
@@ -94,11 +95,15 @@ def main(
     lines = select_lines(input, count=prompt_count)
     prompts = encode_lines(lines, codec, chat=False, max_prompt_tokens=max_prompt_tokens)
     flags = ("--batch-size", str(batch_size), "--draft-count", draft_count)
-    asyncio.run(compare([one.token_ids for one in prompts], flags, max_new_tokens))
+    found = asyncio.run(compare([one.token_ids for one in prompts], flags, max_new_tokens))
+    raise typer.Exit(int(any(one["equal"] < one["prompts"] for one in found)))
 
 
-async def compare(prompts: Sequence[tuple[int, ...]], flags: Sequence[str], max_new_tokens: int) -> None:
-    """Print how many outputs are equal, and what was drafted, by the kind of answers."""
+async def compare(
+    prompts: Sequence[tuple[int, ...]], flags: Sequence[str], max_new_tokens: int
+) -> list[dict[str, int]]:
+    """Return how many outputs are equal, and what was drafted, for each kind of answers; print it as it comes."""
+    found = list[dict[str, int]]()
     async with running_service("target_service", ["--log-level", "error"]) as target:
         plain: Measured | None = None
         for answer in KINDS:
@@ -110,7 +115,9 @@ async def compare(prompts: Sequence[tuple[int, ...]], flags: Sequence[str], max_
                 addresses = Addresses(service.address, draft, target.address, ())
                 plain = plain or await ClusterSystem(client, addresses, max_new_tokens, 0).run(prompts)
                 measured = await ClusterSystem(client, addresses, max_new_tokens, None, SOURCES).run(prompts)
-            console.print_json(json.dumps({"answers": answer.__name__} | counts(plain, measured)), indent=None)
+            found.append(counts(plain, measured))
+            console.print_json(json.dumps({"answers": answer.__name__} | found[-1]), indent=None)
+    return found
 
 
 def counts(plain: Measured, measured: Measured) -> dict[str, int]:

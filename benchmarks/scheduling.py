@@ -21,7 +21,7 @@ from benchmarks.commands import run_command
 from benchmarks.processes import coordinator_process, cpu_s
 from benchmarks.questions import Gsm8kFile, encode_questions
 from paceline.client import Client, Completion
-from paceline.measure.alternate import median_tokens_per_s, timed_passes
+from paceline.measure.alternate import equal_count, median_tokens_per_s, timed_passes
 from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import MachineWatch, was_quiet
 from paceline.measure.load.arrivals import poisson_arrivals
@@ -80,12 +80,12 @@ async def throughput(
         prompts = encode_questions(questions, next(iter(systems.values())))
         before_s = {name: cpu_s(process) for name, process in coordinators.items()}
         measured = await timed_passes(sent, prompts, runs, MachineWatch())
-        first = next(iter(measured.values()))[-1].outputs
+        first = next(iter(measured.values()))[0].outputs
         for name, (client, _) in clusters.items():
             # The counters cover all since the start, so the processor time does too: warm-ups and disturbed passes.
             statistics = (await client.describe()).statistics
             spent_s = cpu_s(coordinators[name]) - before_s[name]
-            row = row_of(name, measured[name], statistics, measured[name][-1].outputs == first)
+            row = row_of(name, measured[name], statistics, first)
             row["coordinator_cpu_ms_per_round"] = round(1e3 * spent_s / statistics.round_count, 2)
             console.print_json(json.dumps(row))
 
@@ -102,7 +102,9 @@ async def _clusters(
     return clusters, coordinators
 
 
-def row_of(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_equal: bool) -> dict[str, object]:
+def row_of(
+    name: str, runs: Sequence[Measured], counted: ClusterStatistics, expected: Sequence[Sequence[int]]
+) -> dict[str, object]:
     rows = sum(size * count for size, count in counted.round_counts_by_group_size)
     return {
         "system": name,
@@ -112,7 +114,7 @@ def row_of(name: str, runs: Sequence[Measured], counted: ClusterStatistics, is_e
         "acceptance": round(counted.accepted_count / counted.drafted_count, 3) if counted.drafted_count else None,
         "occupancy_while_waiting": round(counted.occupancy_while_waiting, 3),
         "grouped_rounds": round(1 - counted.fallback_round_count / counted.round_count, 3),
-        "outputs_equal": is_equal,
+        "outputs_equal": equal_count(runs, expected) == len(expected),
     }
 
 

@@ -4,12 +4,14 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
-from benchmarks import builtin_pair, choice, draft_lengths, edits, laws, scheduling, sharing
+from benchmarks import builtin_pair, choice, draft_lengths, edits, hostile, laws, scheduling, sharing
 from benchmarks.overload import holds
 from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.errors import InvalidRequest
@@ -60,8 +62,35 @@ def test_figures_of_edits_are_of_neighbouring_runs_and_of_the_outputs_of_all() -
 
 
 def test_a_spoiled_pass_counts_in_no_median_of_a_policy() -> None:
-    row = scheduling.row_of("eqspec", [measured(9, SPOILED), measured(50), measured(9, SPOILED)], COUNTED, True)
+    row = scheduling.row_of("eqspec", [measured(9, SPOILED), measured(50), measured(9, SPOILED)], COUNTED, [])
     assert (row["tokens_per_s"], row["quiet_runs"]) == (50, 1)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_outputs_of_a_policy_are_equal_if_those_of_every_run_are(place: int) -> None:
+    """The last run's alone were compared."""
+    runs = [measured(5), measured(5), measured(5)]
+    assert scheduling.row_of("eqspec", runs, COUNTED, [[1] * 5])["outputs_equal"]
+    runs[place] = Measured([[1, 1, 2, 1, 1]], 1.0, ROUNDS, QUIET)
+    assert not scheduling.row_of("eqspec", runs, COUNTED, [[1] * 5])["outputs_equal"]
+
+
+@pytest.mark.parametrize("differing", [0, 1])
+def test_an_output_that_hostile_drafts_changed_is_the_commands_failure(
+    differing: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was printed, and the exit status was 0."""
+    prompts = tmp_path / "question.jsonl"
+    prompts.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["What?"]}))
+
+    async def compare(*_: object) -> list[dict[str, int]]:
+        plain = measured(5)
+        return [hostile.counts(plain, plain), hostile.counts(plain, measured(5 + differing))]
+
+    monkeypatch.setattr(hostile, "compare", compare)
+    with pytest.raises(typer.Exit) as ended:
+        hostile.main(prompts)
+    assert ended.value.exit_code == differing
 
 
 def test_a_ratio_of_draft_lengths_is_of_two_quiet_passes_where_there_are_such_two() -> None:
