@@ -40,6 +40,8 @@ class ModelDimensions:
     """Whether the output head is the embedding."""
     stored_parameter_count: int | None = None
     """Numbers in the weight files; None where there are none."""
+    mixes_experts: bool = False
+    """Whether a layer's feed-forward is shared out among experts, which the sizes do not tell."""
 
     @property
     def projection_size(self) -> int:
@@ -81,11 +83,11 @@ def read_dimensions(model: str) -> ModelDimensions:
         )
     try:
         values = json.loads(config.read_text(encoding="utf-8"))
-        dimensions, mixes_experts = dimensions_of(values), has_experts(values)
+        dimensions = dimensions_of(values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ModelNotUsable(f"model {model!r}: {config} does not have the sizes of a decoder: {error!r}") from error
     stored = _counts_of(_weight_files(config.parent)) if place.is_dir() else {}
-    if not stored and mixes_experts:
+    if not stored and dimensions.mixes_experts:
         raise ModelNotUsable(
             f"model {model!r} has experts, whose weights do not follow from {config}; give the folder with its weights"
         )
@@ -109,14 +111,11 @@ def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
         max_length=int(values["max_position_embeddings"]),
         dtype=dtype if dtype in VALUE_BYTES else "float32",
         is_tied=bool(values.get("tie_word_embeddings", False)),
+        mixes_experts=any(int(values.get(name) or 0) > 1 for name in _EXPERTS),
     )
     if wrong := {name: size for name, size in vars(found).items() if type(size) is int and size < 1}:
         raise ValueError(f"sizes below 1: {wrong}")
     return found
-
-
-def has_experts(values: Mapping[str, Any]) -> bool:
-    return any(int(values.get(name) or 0) > 1 for name in _EXPERTS)
 
 
 def stored_counts(folder: Path) -> dict[str, int]:

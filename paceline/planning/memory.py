@@ -93,7 +93,8 @@ def weight_bytes(model: ModelDimensions, form: WeightForm) -> int:
     is_shared = model.is_tied and not form.is_int8 and form.device != "cpu"
     embedding_bytes = 0 if is_shared else model.embedding_count * form.value_bytes
     known = model.layer_count * model.layer_product_count + model.embedding_count * (1 if model.is_tied else 2)
-    others_bytes = max(0, model.parameter_count - known) * FLOAT_BYTES
+    # What the sizes do not tell is norms, which are held as float32, or experts, which keep their dtype.
+    others_bytes = max(0, model.parameter_count - known) * (form.value_bytes if model.mixes_experts else FLOAT_BYTES)
     return product_bytes(model, form) + embedding_bytes + others_bytes + rotation_bytes(model)
 
 

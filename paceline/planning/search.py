@@ -177,11 +177,16 @@ def _floor(pair: Pair, machine: Machine, int8: Int8) -> FloorCosts:
 
 
 def _settings(pair: Pair, conversation_count: int) -> Iterator[Setting]:
-    steps: tuple[Int8, ...] = INT8_STEPS if pair.draft else ("none", "both")
-    if pair.device != "cpu":
-        steps = ("none",)  # no kernels multiply by int8 there, so weights would be held as before
-    for setting in product(draft_counts(pair), row_counts(conversation_count), CHUNKS, steps):
+    for setting in product(draft_counts(pair), row_counts(conversation_count), CHUNKS, _int8_steps(pair)):
         yield Setting(*setting)
+
+
+def _int8_steps(pair: Pair) -> tuple[Int8, ...]:
+    """Return the steps that can be had: on a GPU no kernels multiply by int8, and experts have no such weights."""
+    if pair.device != "cpu" or (pair.draft and pair.draft.mixes_experts):
+        return ("none",)
+    steps: tuple[Int8, ...] = INT8_STEPS if pair.draft else ("none", "both")
+    return tuple(one for one in steps if one != "both") if pair.target.mixes_experts else steps
 
 
 def draft_counts(pair: Pair) -> list[int]:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from paceline.engine.memory import shares_of
 from paceline.errors import InvalidRequest, ModelNotUsable
-from paceline.planning.dimensions import dimensions_of, read_dimensions
+from paceline.planning.dimensions import VALUE_BYTES, dimensions_of, read_dimensions
 from paceline.planning.flags import variables, write_variables
 from paceline.planning.heads import read_heads_size
 from paceline.planning.memory import (
@@ -24,6 +24,7 @@ from paceline.planning.memory import (
     WeightForm,
     held_logit_count,
     kv_bytes,
+    rotation_bytes,
     serving_work_bytes,
     token_bytes,
     weight_bytes,
@@ -41,6 +42,7 @@ from paceline.planning.search import (
 )
 from paceline.planning.speed import MACHINES, expected_tokens
 from paceline.process.cluster_plan import settings_here
+from tests.checkpoints import write_model
 from tests.planning.pairs import BUILTIN, LARGE, LARGE_ON_CUDA, QWEN3_8B, QWEN3_600M
 
 CHATS = Workload(20, 512, 256, 0.7)
@@ -200,6 +202,23 @@ def test_weights_on_a_cpu_hold_a_tied_head_twice_and_int8_takes_a_byte_a_number(
     assert on_cpu - on_gpu == 2 * QWEN3_600M.embedding_count
     quantized = weight_bytes(QWEN3_8B, WeightForm("bfloat16", is_int8=True))
     assert 0.5 < quantized / weight_bytes(QWEN3_8B, WeightForm("bfloat16")) < 0.6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_take_the_bytes_of_their_dtype(dtype: str, tmp_path: Path) -> None:
+    """In half precision each of their numbers was counted as float32: the plan said twice what they take."""
+    experts = {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
+    write_model(tmp_path, "Qwen3Moe", dtype=getattr(torch, dtype), **experts)
+    found = read_dimensions(str(tmp_path))
+    weights = weight_bytes(found, WeightForm(dtype, device="cuda")) - rotation_bytes(found)
+    assert found.stored_parameter_count
+    assert weights == pytest.approx(found.stored_parameter_count * VALUE_BYTES[dtype], rel=0.01)
+
+
+def test_no_plan_has_int8_weights_of_experts() -> None:
+    experts = replace(BUILTIN, target=replace(BUILTIN.target, mixes_experts=True))
+    made = plan(experts, CHATS, floor_costs(experts, MACHINES["cpu"]), 1 << 40)
+    assert {one.setting.int8 for one in made.candidates} == {"none", "draft"}
 
 
 @given(PAIRS, st.integers(1, 256), st.integers(0, 1 << 36))
