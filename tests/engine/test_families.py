@@ -14,7 +14,7 @@ from paceline.errors import ModelNotUsable
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import Verdict, VerifyRow
 from target_service.verifier import Verifier
-from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE, edit_config, write_model
+from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, write_model
 
 PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
 OUTPUT_COUNT = 12
@@ -35,6 +35,9 @@ FULL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
         ("Phi3", {}, "CompiledDecoder float32"),
         ("Phi3", {"rope_parameters": FULL_ROTATION | {"partial_rotary_factor": 0.5}}, "CompiledDecoder float32"),
         ("Mistral", {"sliding_window": None}, "CompiledDecoder float32"),
+        # Windows that hide nothing, as those of Phi-3.5 and Phi-4-mini.
+        ("Phi3", {"sliding_window": MAX_LENGTH}, "CompiledDecoder float32"),
+        ("Starcoder2", {"sliding_window": 2 * MAX_LENGTH}, "ModuleDecoder"),
         ("Olmo2", {}, "PlainDecoder float32"),
         ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "ModuleDecoder"),
     ],
@@ -72,6 +75,7 @@ def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
     ("family", "changes", "words"),
     [
         ("Mistral", {"sliding_window": 64}, "sliding-window attention (sliding_window is 64)"),
+        ("Phi3", {"sliding_window": MAX_LENGTH - 1}, "sliding-window attention (sliding_window is 511)"),
         ("Gemma2", {}, "soft-caps its attention scores"),
         ("DeepseekV3", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "multi-head latent attention"),
         ("Bloom", {}, "does not call transformers' attention interface"),
@@ -88,7 +92,7 @@ def test_another_kind_of_attention_is_refused_by_name(
 
 
 def test_a_window_that_only_the_architectures_default_sets_is_refused(tmp_path: Path) -> None:
-    write_model(tmp_path, "Mistral", sliding_window=None)
+    write_model(tmp_path, "Mistral", sliding_window=None, max_position_embeddings=8192)
     config = json.loads((tmp_path / "config.json").read_text())
     del config["sliding_window"]
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -130,10 +130,18 @@ def _read_config(model: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # config validation raises many kinds
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
-    _check_kind(model, config)
     _check_sizes(model, config)
+    _drop_window_that_hides_nothing(config)
+    _check_kind(model, config)
     _check_end_tokens(model, folder / "generation_config.json")
     return config
+
+
+def _drop_window_that_hides_nothing(config: Any) -> None:
+    """Let a model attend to all, as it does anyway where its window holds the longest sequence."""
+    window = getattr(config, "sliding_window", None)
+    if window and hasattr(config, "max_position_embeddings") and window >= max_length_of(config):
+        config.sliding_window = None
 
 
 def _check_kind(model: str, config: Any) -> None:
