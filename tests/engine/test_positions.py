@@ -1,5 +1,6 @@
 """Rotary positions: equal to the model's own, from the first to the last served position, in every kind of pass."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,17 @@ TOKEN_IDS = tuple((7 * number) % VOCABULARY_SIZE for number in range(MAX_LENGTH)
 
 def written(folder: Path, family: str, kind: str) -> str:
     rope = {"rope_type": kind, "rope_theta": 10000.0, **ROPES[kind]}
-    # Phi-3's configuration takes the original length from a separate field.
-    own = {"original_max_position_embeddings": ORIGINAL_LENGTH} if family == "Phi3" else {}
-    return str(write_model(folder, family, rope_parameters=rope, **own))
+    own = {
+        # Phi-3's configuration takes the original length from a separate field.
+        "Phi3": {"original_max_position_embeddings": ORIGINAL_LENGTH},
+        "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    }
+    return str(write_model(folder, family, rope_parameters=rope, **own.get(family, {})))
 
 
-@pytest.mark.parametrize(("family", "kind"), [*(("Llama", kind) for kind in ROPES), ("Phi3", "longrope")])
+@pytest.mark.parametrize(("family", "kind"), [*product(("Llama", "Qwen3Moe"), ROPES), ("Phi3", "longrope")])
 def test_every_position_that_is_served_has_the_models_own_logits(family: str, kind: str, tmp_path: Path) -> None:
-    """Llama goes straight through its weights, Phi-3 through its modules; the same pass has a short row."""
+    """Qwen3Moe goes through its modules, the others straight through their weights; the same pass has a short row."""
     folder = written(tmp_path, family, kind)
     model = load_model(folder)
     length = model.description.max_length
