@@ -189,7 +189,7 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # `_check_report` names them
         )
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         if is_out_of_memory(error):
@@ -201,7 +201,16 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
         raise ModelNotUsable(f"model {model!r}: config.json describes no model that can be made: {error!r}") from error
     module: PreTrainedModel
     module, report = loaded
-    # transformers fills with random numbers what a file lacks or has in another shape.
+    _check_report(model, report)
+    if module.dtype not in DTYPES.values():
+        raise ModelNotUsable(f"model {model!r} holds {module.dtype} weights; start with --dtype {' or '.join(DTYPES)}")
+    module.eval()  # type: ignore[no-untyped-call]
+    module.to(device)  # type: ignore[arg-type]
+    return module
+
+
+def _check_report(model: str, report: dict[str, Any]) -> None:
+    """Refuse what transformers fills with random numbers: tensors that a file lacks, or has in another shape."""
     if other := sorted(map(str, report["mismatched_keys"])):
         raise ModelNotUsable(
             f"model {model!r}: {len(other)} tensors have other shapes than config.json says, {other[0]} first"
@@ -210,11 +219,6 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
         raise ModelNotUsable(
             f"model {model!r}: {len(missing)} tensors are missing from the weights, {missing[0]} first"
         )
-    if module.dtype not in DTYPES.values():
-        raise ModelNotUsable(f"model {model!r} holds {module.dtype} weights; start with --dtype {' or '.join(DTYPES)}")
-    module.eval()  # type: ignore[no-untyped-call]
-    module.to(device)  # type: ignore[arg-type]
-    return module
 
 
 def _mixes_experts(module: PreTrainedModel) -> bool:
