@@ -54,9 +54,9 @@ class Call:
     ) -> GenerationAccepted:
         """Admit and queue the request that `read` returns, in a thread, from so many bytes.
 
-        Raise the error that refuses it.
+        `timeout_s` is the time that is left for it; None: any. Raise the error that refuses it.
         """
-        parts = self._parts
+        parts, arrived_s = self._parts, time.perf_counter()
         # Refuse early when there is no room even for one output: tokenizing may take long.
         parts.dispatcher.check_room(1)
         admission = None
@@ -66,7 +66,7 @@ class Call:
             admitted = await parts.threads.run(partial(_admit, admission, read), byte_count)
         admitted.request_id = self._record.request_id
         if timeout_s is not None:
-            admitted.deadline_s = time.perf_counter() + timeout_s
+            admitted.deadline_s = arrived_s + timeout_s
         queue_request(admitted)
         parts.dispatcher.submit(admitted)
         self._record.queue(admitted)

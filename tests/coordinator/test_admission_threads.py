@@ -4,11 +4,13 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -16,14 +18,17 @@ from coordinator.door import call, servicer
 from coordinator.door.admission import Admission
 from coordinator.door.admission_threads import LONG_BYTES, AdmissionThreads
 from coordinator.door.field_count import MAX_FIELDS
+from coordinator.door.record import RequestMetrics
+from coordinator.door.tracer import request_tracer
 from paceline.errors import InvalidRequest, Overloaded
 from paceline.types import GenerationRequest, TokenIds
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel, translated_errors
-from tests.coordinators import fake_cluster, fake_server
-from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier
+from tests.coordinators import dispatching, fake_cluster, fake_server
+from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, HeldVerifier
 
+T = TypeVar("T")
 LONG = LONG_BYTES + 1
 REQUEST = GenerationRequest(TokenIds((9, 9, 9)), 10, ignore_end_tokens=True)
 
@@ -163,3 +168,29 @@ async def test_a_request_of_millions_of_parts_is_refused_before_it_is_parsed(mon
         with pytest.raises(InvalidRequest, match="fields"), translated_errors():
             await call.read()
     assert not parsed
+
+
+class SlowThreads(AdmissionThreads):
+    """Take a while for each request."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__(1)
+        self._clock, self._seconds = clock, seconds
+
+    async def run(self, admit: Callable[[], T], byte_count: int) -> T:
+        self._clock.advance(self._seconds)
+        return admit()
+
+
+async def test_the_time_in_which_a_request_is_read_is_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deadline was counted from the end of that, so that rounds went on for a caller who had left."""
+    clock, registry = Clock(), CollectorRegistry()
+    monkeypatch.setattr(call, "time", SimpleNamespace(perf_counter=clock))
+    arrived_s = clock()
+    async with dispatching([], [HeldVerifier(0)]) as running:
+        with request_tracer(None) as tracer:
+            parts = running.model, SlowThreads(clock, 3), running.dispatcher, running.drafts
+            one = call.Calls(*parts, RequestMetrics(registry), tracer).arrived()
+            await one.queue(lambda: REQUEST, 10, timeout_s=10)
+            assert one.request.deadline_s == arrived_s + 10
+            one.end(grpc.StatusCode.CANCELLED)
