@@ -171,11 +171,14 @@ class RequestRecord:
 
     @property
     def queued_s(self) -> float | None:
-        """The time until every generation had its first round; one without a round has waited until now."""
-        if not self.queued:
-            return None
-        waits_s = [one.until_first_round_s for one in self.queued.generations]
-        return max(self._clock() - self._queued_at_s if wait_s is None else wait_s for wait_s in waits_s)
+        """The time until every generation had its first round; one without a round has waited until now.
+
+        None where nothing waited: a client may have received outputs whole, which need no round.
+        """
+        generations = self.queued.generations if self.queued else ()
+        waits_s = [one.until_first_round_s for one in generations if not one.needed_no_round]
+        now_s = self._clock() - self._queued_at_s
+        return max((now_s if wait_s is None else wait_s for wait_s in waits_s), default=None)
 
     @property
     def time_to_first_token_s(self) -> float | None:

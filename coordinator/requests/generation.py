@@ -160,6 +160,11 @@ class Generation:
         """Seconds from its submission to its first round; None before that."""
         return None if self.first_grouped_s is None else self.first_grouped_s - self.request.submitted_s
 
+    @property
+    def needed_no_round(self) -> bool:
+        """Whether its output ended with tokens that the client had already."""
+        return self.first_grouped_s is None and self.output.finish_reason is not None
+
     def begin_rounds(self, now_s: float) -> None:
         """Note that its first round takes it now."""
         self.first_grouped_s = now_s

@@ -273,6 +273,33 @@ def test_a_request_that_no_round_took_was_queued_since_it_was_read() -> None:
     assert value(registry, "request_queue_seconds_sum") == 2
 
 
+def output_of(token_count: int, received_count: int) -> Output:
+    """Return an output of which a client had so many tokens already when it asked for the rest."""
+    output = Output(StopRules(token_count, frozenset()), None)
+    output.extend([5] * received_count, 0)
+    return output
+
+
+@pytest.mark.parametrize(("received_counts", "queued_s"), [((3, 2), 0.5), ((3, 3), None)])
+def test_an_output_that_was_received_whole_waits_for_no_round(
+    received_counts: tuple[int, ...], queued_s: float | None
+) -> None:
+    """It counted as waiting until the request ended, so that a long output made a long queue."""
+    clock, registry = Clock(), CollectorRegistry()
+    record, request = RequestRecord(RequestMetrics(registry), clock), Request(submitted_s=100.0)
+    for index, count in enumerate(received_counts):
+        one = Generation(str(index), [1], output_of(3, count), 4, Usage(1), request, index)
+        one.first_grouped_s = None if one.output.finish_reason else 100.5
+        request.generations.append(one)
+    record.queue(request)
+    clock.advance(60)
+    with capture_logs() as logs:
+        record.end(grpc.StatusCode.OK)
+    assert logs[0]["queued_s"] == queued_s
+    assert value(registry, "request_queue_seconds_sum") == (queued_s or 0)
+    assert value(registry, "request_queue_seconds_count") == (queued_s is not None)
+
+
 def test_the_line_and_the_metrics_of_a_traced_request_name_its_span() -> None:
     registry = CollectorRegistry()
     tracer = TracerProvider().get_tracer("test")
