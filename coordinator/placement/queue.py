@@ -33,7 +33,8 @@ class WaitingQueue:
         waiting_count = len(self) + unread_count
         if waiting_count + generation_count - free_count > self.limit:
             raise Overloaded(
-                f"{waiting_count} of at most {self.limit} generations are waiting already; try again later"
+                f"there is no room for {generation_count} more: {waiting_count} of at most {self.limit} generations "
+                "are waiting already; try again later"
             )
 
     def add(self, request: Request) -> None:

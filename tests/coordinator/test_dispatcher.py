@@ -120,6 +120,16 @@ async def test_with_no_target_left_generations_wait_for_one_and_go_on_there() ->
     assert not verifier.token_ids
 
 
+async def test_a_request_of_more_outputs_than_may_wait_is_told_how_many_it_has() -> None:
+    """It was told that none of four waited, and to try again."""
+    verifier = FakeVerifier()
+    async with dispatching([], [verifier], batch_size=2, queue_limit=4) as running:
+        verifier.away = PeerUnavailable("gone")
+        running.targets[0].lose(PeerUnavailable("gone"))
+        with pytest.raises(Overloaded, match="no room for 5 more: 0 of at most 4"):
+            submit(running, (5,), completion_count=5)
+
+
 async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_bounded() -> None:
     clock = Clock()
     async with dispatching([], [dying(after=1)], clocks=Clocks(clock), target_wait_s=60, queue_limit=3) as running:
