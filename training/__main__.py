@@ -249,12 +249,10 @@ def train_heads(
 
 
 def parted(texts: Texts, seed: int) -> tuple[Texts, Texts]:
-    """Return texts to try heads with, and those of other prompts to learn from; of a single one, the same for both."""
-    rows = random.Random(seed).sample(texts.rows, len(texts))
+    """Return texts to try heads with, and those of other prompts to learn from; of one prompt, the same for both."""
     held_count = max(1, min(MOST_HELD, len(texts) // 20))
-    asked = {texts.prompt(row) for row in rows[:held_count]}
-    learnt = [row for row in rows[held_count:] if texts.prompt(row) not in asked]
-    return texts.part(rows[:held_count]), texts.part(learnt or rows)
+    held, learnt = outputs.held_out(texts.rows, texts.prompt, held_count, random.Random(seed))
+    return texts.part(held), texts.part(learnt or held)
 
 
 def _show_shares(title: str, by_top: dict[int, list[float]]) -> None:
@@ -317,9 +315,10 @@ def train_grid(
         vocabulary_size = len(tokenizer.get_vocab())
         own = outputs.read_outputs(outputs_file, vocabulary_size)[:most_outputs]
         rng.shuffle(own)
-        held = outputs.read_outputs(held_file, vocabulary_size) if held_file else own[: max(1, len(own) // 20)]
+        held, _ = outputs.held_out(own, lambda one: one.prompt, max(1, len(own) // 20), rng)
+        if held_file:
+            held = outputs.read_outputs(held_file, vocabulary_size)
         gold = _worked_answers(data, tokenizer, rng) if data else []
-        # Many questions come several times.
         asked = {one.prompt for one in held}
         learnt = [one for one in (*own, *gold) if one.prompt not in asked]
         if not learnt:

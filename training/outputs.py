@@ -5,11 +5,14 @@ target's rounds do not fill, Hugging Face's `generate` makes them of thousands o
 """
 
 import json
+import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -48,6 +51,20 @@ class Output:
 
 
 _FORM = TypeAdapter(list[Output])
+_Item = TypeVar("_Item")
+
+
+def held_out(
+    items: Sequence[_Item], prompt_of: Callable[[_Item], Hashable], count: int, rng: random.Random
+) -> tuple[list[_Item], list[_Item]]:
+    """Return `count` items or more, all that have their prompts, and the others: many questions come several times."""
+    by_prompt: defaultdict[Hashable, list[_Item]] = defaultdict(list)
+    for one in items:
+        by_prompt[prompt_of(one)].append(one)
+    groups, held = rng.sample([*by_prompt.values()], len(by_prompt)), list[_Item]()
+    while groups and len(held) < count:
+        held += groups.pop()
+    return held, [one for group in groups for one in group]
 
 
 def read_outputs(path: Path, vocabulary_size: int) -> list[Output]:

@@ -113,7 +113,8 @@ class AutoPlanner:
             # Where the way is long it hides what other lanes do: no round takes longer for it.
             beside = [] if self._way.is_far else [work for size, work in self._recent if size != own]
             search = self._search(len(wishes))
-            search.observe(works, beside, cycle_s, is_decoding=report.is_decoding)
+            count = next(iter(wishes.values())).planned_count
+            search.observe(works, beside, cycle_s, count=count, is_decoding=report.is_decoding)
 
     def _search(self, group_size: int) -> "_Search":
         """Return the search shared by groups up to the same power of two, and for full groups by the lanes in use.
@@ -205,7 +206,7 @@ class _Search:
         asked = self._asked(outlooks, asks, at_hand) if self._count else asks
         heads_counts = self._heads.counts(outlooks, copies, asks, asked, prices, is_first=not self._goodput)
         return {
-            one.generation: one.wish(ask, own, heads_count)
+            one.generation: one.wish(ask, own, heads_count, self._count)
             for one, ask, own, heads_count in zip(outlooks, asked, at_hand, heads_counts, strict=True)
         }
 
@@ -247,9 +248,12 @@ class _Search:
         return gained < self._worth(outlooks) * (self._costs.predict(work) - self._costs.predict(without))
 
     def observe(
-        self, works: Sequence[RoundWork], beside: Sequence[RoundWork], cycle_s: float, *, is_decoding: bool
+        self, works: Sequence[RoundWork], beside: Sequence[RoundWork], cycle_s: float, *, count: int, is_decoding: bool
     ) -> None:
-        """Learn from the last of these rounds; the others ran in its cycle too, those `beside` with other sizes."""
+        """Learn from the last of these rounds; the others ran in its cycle too, those `beside` with other sizes.
+
+        `count` is the one with which it was planned: another may have been chosen since.
+        """
         tokens = works[-1].committed_count
         others = sum(one.committed_count for one in beside) / len(works)
         self._beside_tokens = smoothed(self._beside_tokens, others)
@@ -257,20 +261,20 @@ class _Search:
         time = cycle_s / self._costs.unit_s
         self._spent += time
         self._heads.passed(time)
-        if not self._best and self._count in self._trials:
+        if not self._best and count in self._trials:
             # Nobody else needs what draft services take in for a trial.
-            self._trials[self._count].lost += self._costs.catching_up(works[-1])
+            self._trials[count].lost += self._costs.catching_up(works[-1])
         if not is_decoding:
             return  # prompts come with any count
-        if self._count == self._best:
+        if count == self._best:
             self._best_tokens = smoothed(self._best_tokens, tokens, BEST_MEMORY)
             self._best_time = smoothed(self._best_time, time, BEST_MEMORY)
             if self.is_known:
                 usual = min(time, LONGEST * self._best_time)
                 self._promised = GIVEN_MEMORY * self._promised + self._goodput * usual
                 self._given = GIVEN_MEMORY * self._given + (tokens + others) * self._costs.share
-        elif self._count in self._trials and self._best_tokens and self._best_time:
-            trial = self._trials[self._count]
+        elif count in self._trials and self._best_tokens and self._best_time:
+            trial = self._trials[count]
             trial.lost += time - tokens / self._best_tokens * self._best_time
             trial.ended = self._spent
 

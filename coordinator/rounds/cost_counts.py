@@ -48,7 +48,7 @@ class CostCounts:
             self._in_flight_count -= 1
 
     def add(self, report: RoundReport, round_count_at_once: int, round_s: float) -> None:
-        """Count a round that took `round_s` with all that the coordinator did for it."""
+        """Count a round that took `round_s` with all that its rows waited for."""
         is_empty = not report.rows and not report.prompt_token_count
         # Hops of another round say nothing of what its rows cost.
         if not (is_empty or report.draft_error or report.prepared_count):

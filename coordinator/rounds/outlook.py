@@ -214,11 +214,11 @@ class Outlook:
         """Whether the request's order of sources counts, and not what they are worth."""
         return self.generation.drafting.in_order
 
-    def wish(self, asked: Option, at_hand: Option, propose_count: int = 0) -> Wish:
+    def wish(self, asked: Option, at_hand: Option, propose_count: int = 0, planned_count: int = 0) -> Wish:
         """Return the wish for both: tokens at hand are for when no draft service answers."""
         guess = self.guesses.get(at_hand.source) if at_hand.source else None
         token_ids = guess.token_ids[: at_hand.count] if guess else ()
-        return Wish(asked.count, asked.model, at_hand.source, token_ids, self.guesses, propose_count)
+        return Wish(asked.count, asked.model, at_hand.source, token_ids, self.guesses, propose_count, planned_count)
 
 
 def _worthwhile(chances: Sequence[float], price: float, most: int | None = None) -> int:

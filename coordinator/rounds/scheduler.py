@@ -211,7 +211,7 @@ class Scheduler:
                     in_flight_count,
                     self._takes_turns(groups, is_alone=is_alone),
                 )
-                # The next round's call goes out before this lane waits, and so before that.
+                # The loop is free when this lane waits: after the next call went out, if nothing is waited for before.
                 asyncio.get_running_loop().call_soon(self._lessons.take_in, ended)
         return report
 

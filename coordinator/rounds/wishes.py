@@ -27,6 +27,8 @@ class Wish:
     """What all sources at hand had: each is compared with what is committed, used or not."""
     propose_count: int = 0
     """Most tokens that the target's heads are to draft for the next round."""
+    planned_count: int = 0
+    """What its planner had chosen for the whole round: the next is planned before this one is learned from."""
 
     @property
     def most(self) -> int:

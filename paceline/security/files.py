@@ -29,7 +29,8 @@ class WatchedFiles(Generic[Value_co]):
         self._paths = tuple(paths)
         self._read = read
         self._otherwise = otherwise
-        self._seen = self._stamps()
+        self._seen: object = self._stamps()
+        """The state of the files of which `_value` is; None: they are to be read again, changed or not."""
         self._refused: object = None
         """The state of files that cannot be used, of which the log has told; None while they can."""
         try:
@@ -50,8 +51,7 @@ class WatchedFiles(Generic[Value_co]):
             value = self._read()
         except (OSError, ValueError) as error:
             # Else the system may be at fault, such as for too many open files: the next call tries again.
-            if isinstance(error, (ValueError, ssl.SSLError)):
-                self._seen = stamps
+            self._seen = stamps if isinstance(error, (ValueError, ssl.SSLError)) else None
             self._refuse(stamps, error)
             return self._value
         # Files that changed during the read may not belong together, so the next call reads them again.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from coordinator.requests.acceptance import PRIOR_WEIGHT, ROUND_MEMORY, Acceptance, PlaceAcceptance
 from coordinator.requests.generation import Generation, HeadsDraft
-from coordinator.rounds.auto_planner import FIRST_COUNTS, WINDOW, AutoPlanner
+from coordinator.rounds.auto_planner import FIRST_COUNTS, WINDOW, AutoPlanner, _Search
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner, Wish
@@ -172,6 +172,27 @@ def test_two_thousand_rounds_lose_little_from_the_first_on(name: str) -> None:
     """Trials in an unknown world count too: a service does not live for ever."""
     world = replace(REAL[name], group_size=8, life_rounds=6)
     assert goodput(simulate([world] * 2000, AutoPlanner(world.lanes), 1)) >= CLOSE * best_fixed(world)
+
+
+def test_a_round_counts_for_the_count_with_which_it_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is planned before it is learned from: the last round of each trial was taken for one of the best."""
+    seen, observe = [], _Search.observe
+
+    def noted(*args: Any, **named: Any) -> None:
+        seen.append(named["count"])
+        observe(*args, **named)
+
+    monkeypatch.setattr(_Search, "observe", noted)
+    planner, group = AutoPlanner(1), group_of(1)
+    planned = planner.plan(group, MAX_LENGTHS)
+    for _ in range(2 * WINDOW):
+        following = planner.plan(group, MAX_LENGTHS)
+        count = planned[group[0]].asked_count
+        calls = {MODEL: DraftCall(1, count, count, 0)} if count else {}
+        row = RowReport(count, count, count + 1, DraftSource.DRAFT if count else None, MODEL, group[0], [RIGHT])
+        planner.observe(planned, RoundReport([row], 0.01, HopTime(), HopTime(), None, None, draft_calls=calls), 0.01)
+        planned = following
+    assert seen == [FIRST_COUNTS[0]] * WINDOW + [FIRST_COUNTS[1]] * WINDOW
 
 
 def test_a_count_that_cannot_be_the_best_is_not_measured_first() -> None:

@@ -69,7 +69,7 @@ def test_no_package_is_pinned_twice_and_the_coordinator_gets_none_of_the_engines
 
 @pytest.mark.review
 @pytest.mark.parametrize("name", [*OTHERS, *MODEL_SERVICES])
-def test_every_image_has_what_is_compiled_and_no_compiler(name: str) -> None:
+def test_every_image_has_what_is_compiled_and_not_what_compiled_it(name: str) -> None:
     """Review D7: g++ in the coordinator's build, which had nothing to compile then."""
     assert [one for one in made_of(name) if "g++" in stages()[one]]
     assert not [one for one in built_on(name) if "g++" in stages()[one]]

@@ -75,6 +75,7 @@ def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
     ("family", "changes", "words"),
     [
         ("Mistral", {"sliding_window": 64}, "sliding-window attention (sliding_window is 64)"),
+        ("Llama", {"sliding_window": "64"}, "sliding-window attention (sliding_window is 64)"),
         ("Phi3", {"sliding_window": MAX_LENGTH - 1}, "sliding-window attention (sliding_window is 511)"),
         ("Gemma2", {}, "soft-caps its attention scores"),
         ("DeepseekV3", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "multi-head latent attention"),
@@ -106,6 +107,13 @@ def test_a_field_that_an_architecture_does_not_read_turns_no_window_off(tmp_path
     edit_config(tmp_path, use_sliding_window=False)
     with pytest.raises(ModelNotUsable, match="sliding_window is 64"):
         load_model(str(tmp_path))
+
+
+def test_a_window_that_is_turned_off_where_the_architecture_has_none_is_none(tmp_path: Path) -> None:
+    """Converted files keep both fields of the architecture that they came from."""
+    write_model(tmp_path, "Llama")
+    edit_config(tmp_path, sliding_window=64, use_sliding_window=False)
+    assert load_model(str(tmp_path))
 
 
 def test_a_model_that_differs_from_its_own_attention_is_refused(

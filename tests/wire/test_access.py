@@ -164,6 +164,16 @@ def test_a_file_that_the_system_could_not_open_for_a_while_is_read_then(
         assert watched.value() == token
 
 
+def test_a_file_that_was_away_and_is_back_unchanged_is_read_again(token_file: Path) -> None:
+    """Nobody was let in after its folder had been moved away and back, until somebody wrote to it."""
+    watched = WatchedFiles("tokens", [token_file], token_file.read_text, otherwise="")
+    held, elsewhere = watched.value(), token_file.with_name("elsewhere")
+    token_file.rename(elsewhere)
+    assert watched.value() == ""
+    elsewhere.rename(token_file)
+    assert watched.value() == held
+
+
 def test_a_file_that_was_written_with_the_time_of_the_one_before_is_read(token_file: Path) -> None:
     watched = WatchedFiles("tokens", [token_file], token_file.read_text)
     times = token_file.stat()

@@ -139,8 +139,8 @@ def _read_config(model: str, folder: Path) -> Any:
 
 def _drop_window_that_hides_nothing(config: Any) -> None:
     """Let a model attend to all, as it does anyway where its window holds the longest sequence."""
-    window = getattr(config, "sliding_window", None)
-    if window and hasattr(config, "max_position_embeddings") and window >= max_length_of(config):
+    window, longest = (getattr(config, name, None) for name in ("sliding_window", "max_position_embeddings"))
+    if isinstance(window, int) and isinstance(longest, int) and window >= max_length_of(config):
         config.sliding_window = None
 
 
@@ -156,9 +156,9 @@ def _check_kind(model: str, config: Any) -> None:
             "checkpoint of the text model alone"
         )
     window = getattr(config, "sliding_window", None)
-    # Where the architecture has no such field, one that the file has all the same turns nothing off.
-    is_used = getattr(config, "use_sliding_window", True) or not hasattr(type(config), "use_sliding_window")
-    if window and is_used:
+    # An architecture with a window and without such a field does not read one that the file has all the same.
+    has_switch = hasattr(type(config), "use_sliding_window") or not hasattr(type(config), "sliding_window")
+    if window and not (has_switch and not getattr(config, "use_sliding_window", True)):
         raise ModelNotUsable(
             f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
         )

@@ -191,14 +191,14 @@ def _read_weights(checkpoint: Checkpoint, dtype: torch.dtype | Literal["auto"], 
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_report` names them
         )
-    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
-        if is_out_of_memory(error):
-            raise
-        raise _half_written(checkpoint, error) from error
     except Exception as error:  # what a configuration may say wrong raises many kinds
         if is_out_of_memory(error):
             raise
-        raise ModelNotUsable(f"model {model!r}: config.json describes no model that can be made: {error!r}") from error
+        if isinstance(error, SafetensorError | OSError | RuntimeError | ValueError):
+            raise _half_written(checkpoint, error) from error
+        raise ModelNotUsable(
+            f"model {model!r}: config.json, or an index of its weights, describes no model that can be made: {error!r}"
+        ) from error
     module: PreTrainedModel
     module, report = loaded
     _check_report(model, report)
