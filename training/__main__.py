@@ -315,9 +315,10 @@ def train_grid(
         vocabulary_size = len(tokenizer.get_vocab())
         own = outputs.read_outputs(outputs_file, vocabulary_size)[:most_outputs]
         rng.shuffle(own)
-        held, _ = outputs.held_out(own, lambda one: one.prompt, max(1, len(own) // 20), rng)
         if held_file:
             held = outputs.read_outputs(held_file, vocabulary_size)
+        else:
+            held, own = outputs.held_out(own, lambda one: one.prompt, max(1, len(own) // 20), rng)
         gold = _worked_answers(data, tokenizer, rng) if data else []
         asked = {one.prompt for one in held}
         learnt = [one for one in (*own, *gold) if one.prompt not in asked]

@@ -214,7 +214,7 @@ class Outlook:
         """Whether the request's order of sources counts, and not what they are worth."""
         return self.generation.drafting.in_order
 
-    def wish(self, asked: Option, at_hand: Option, propose_count: int = 0, planned_count: int = 0) -> Wish:
+    def wish(self, asked: Option, at_hand: Option, propose_count: int, planned_count: int) -> Wish:
         """Return the wish for both: tokens at hand are for when no draft service answers."""
         guess = self.guesses.get(at_hand.source) if at_hand.source else None
         token_ids = guess.token_ids[: at_hand.count] if guess else ()

@@ -158,7 +158,8 @@ def _check_kind(model: str, config: Any) -> None:
     window = getattr(config, "sliding_window", None)
     # An architecture with a window and without such a field does not read one that the file has all the same.
     has_switch = hasattr(type(config), "use_sliding_window") or not hasattr(type(config), "sliding_window")
-    if window and not (has_switch and not getattr(config, "use_sliding_window", True)):
+    is_used = not has_switch or getattr(config, "use_sliding_window", True)
+    if window and is_used:
         raise ModelNotUsable(
             f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
         )
