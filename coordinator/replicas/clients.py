@@ -196,7 +196,7 @@ class RemoteVerifier(_RemoteModel):
         if errors and not sent:
             return Verdicts([*errors.values()])
         response = await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s)
-        verdicts = verdicts_from_pb(response, are_plain=all(map(_is_plain, sent)))
+        verdicts = verdicts_from_pb(response, sent)
         return replace(verdicts, results=_with_errors(verdicts.results, errors)) if errors else verdicts
 
     async def _release(self, sequence_ids: list[str]) -> None:
@@ -223,10 +223,6 @@ class RemoteVerifier(_RemoteModel):
                 return tokenizer_from_pb([answered(piece) async for piece in call])
         except TokenizerNotFound:
             return None
-
-
-def _is_plain(row: VerifyRow) -> bool:
-    return row.top_logprob_count is None and not (row.scores_tokens or row.propose_count or row.further_count)
 
 
 async def _encoded(rows: Sequence[RowT], to_pb: Callable[[Sequence[RowT]], Any]) -> Any:

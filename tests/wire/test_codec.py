@@ -131,6 +131,9 @@ def test_verify_rows_survive_the_wire(rows: list[types.VerifyRow]) -> None:
     assert rounds.verify_rows_from_pb(rounds.verify_rows_to_pb(rows)) == rows
 
 
+LOGPROBS = (types.TokenLogprobs(-0.5, ((3, -0.5), (4, -2.0))),)
+
+
 def test_results_survive_the_wire_beside_failed_rows() -> None:
     failed = errors.PrefixNotCached("gone")
     asked = [types.ProposeRow(one, 0, (1,), 2) for one in "ab"]
@@ -142,19 +145,18 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
     assert isinstance(proposals.results[1], errors.PrefixNotCached)
     assert (proposals.timing, proposals.identity) == (timing, identity)
     rows = [types.VerifyRow(one, 0, (1,), ()) for one in "ab"]
-    logprobs = (types.TokenLogprobs(-0.5, ((3, -0.5), (4, -2.0))),)
     given: list[types.VerifyOutcome | errors.PacelineError] = [
         failed,
         types.Verdict(0, 0, 0),
-        types.Verdict(1, 2, 3, logprobs),
+        types.Verdict(1, 2, 3, LOGPROBS),
         types.Prefilled(7),
         types.Prefilled(7, reused_count=3),
         types.Verdict(0, 0, 9, reused_count=8),
-        types.Verdict(1, 2, 3, (), logprobs),
-        types.Prefilled(7, logprobs),
+        types.Verdict(1, 2, 3, (), LOGPROBS),
+        types.Prefilled(7, LOGPROBS),
         types.Verdict(1, 2, 3, draft_token_ids=(4, 5)),
         types.Verdict(
-            1, 2, 3, draft_token_ids=(4,), further=(types.Verdict(0, 6, 4, logprobs), types.Verdict(0, 7, 5))
+            1, 2, 3, draft_token_ids=(4,), further=(types.Verdict(0, 6, 4, LOGPROBS), types.Verdict(0, 7, 5))
         ),
     ]
     verdicts = rounds.verdicts_from_pb(
@@ -163,6 +165,30 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
     assert isinstance(verdicts.results[0], errors.PrefixNotCached)
     assert verdicts.results[1:] == given[1:]
     assert (verdicts.timing, verdicts.identity) == (timing, identity)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given_"),
+    [
+        ({}, types.Verdict(1, 2, 3, reused_count=2)),
+        ({"propose_count": 2}, types.Verdict(1, 2, 3, draft_token_ids=(4, 5))),
+        ({"further_count": 1}, types.Verdict(1, 2, 3, further=(types.Verdict(0, 6, 4),))),
+        ({"top_logprob_count": 2}, types.Verdict(1, 2, 3, LOGPROBS, further=(types.Verdict(0, 6, 4, LOGPROBS),))),
+        ({"scores_tokens": True}, types.Verdict(1, 2, 3, (), LOGPROBS)),
+    ],
+)
+def test_of_verdicts_all_is_read_that_any_row_asks_for(asked: dict[str, int], given_: types.Verdict) -> None:
+    rows = [types.VerifyRow(one, 0, (1,), ()) for one in "abcd"]
+    rows[1] = replace(rows[1], **asked)  # type: ignore[arg-type]
+    results: list[types.VerifyOutcome | errors.PacelineError] = [
+        types.Verdict(0, 0, 1),
+        given_,
+        types.Prefilled(7, reused_count=3),
+        errors.PrefixNotCached("gone"),
+    ]
+    read = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows, types.Verdicts(results)), rows).results
+    assert read[:3] == results[:3]
+    assert isinstance(read[3], errors.PrefixNotCached)
 
 
 @given(
