@@ -116,10 +116,9 @@ class Promises:
     def _promise_at(self, view: _View, count: int) -> Promise:
         count_or_last = min(count, len(view.asked) - 1)
         options = self._options(view, count_or_last)
-        work = self._work_of(options)
-        if count != self._best and not work.draft_calls:
+        if count != self._best and not any(one.model for one in options):
             options = with_trial(options, view.asked[count_or_last], self._outlooks, options)
-            work = self._work_of(options)
+        work = self._work_of(options)
         tokens = self._beside_tokens + len(options) + sum([one.tokens for one in options])
         time = missed_time = 0.0
         for outlook, one in zip(self._outlooks, options, strict=True):
