@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from paceline.measure.peers.hugging_face import HuggingFacePeer, assistance, prompt_lookup
 from paceline.measure.peers.local import LocalSystem
 from paceline.measure.peers.reference import HuggingFaceReference
+from paceline.measure.peers.reference_outputs import identity_of
 from paceline.model_service.worker import ModelWorker
-from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE
+from tests.checkpoints import END_TOKEN_ID, VOCABULARY_SIZE, edit_json, write_model
 from tests.conftest import PairOfCheckpoints
 
 LIMIT = 24
@@ -45,6 +47,30 @@ def test_peers_answer_as_generate_does_at_batch_one(
     assert outputs == expected
     assert any(len(output) < LIMIT for output in expected)
     assert all(END_TOKEN_ID not in output[:-1] for output in outputs)
+
+
+def test_the_yardstick_leaves_out_penalties_that_no_request_asked_for(tmp_path: Path) -> None:
+    """Qwen2.5's generation_config.json penalises repetition: `generate` obeys, and every comparison failed."""
+    write_model(tmp_path, "Qwen2")
+    plain = HuggingFaceReference(str(tmp_path), "float32")
+    expected = [plain.generate(prompt, LIMIT) for prompt in prompts()]
+    of_checkpoint = {"do_sample": True, "temperature": 0.7, "repetition_penalty": 1.5, "no_repeat_ngram_size": 2}
+    edit_json(tmp_path / "generation_config.json", **of_checkpoint)
+    again = HuggingFaceReference(str(tmp_path), "float32")
+    assert [again.generate(prompt, LIMIT) for prompt in prompts()] == expected
+
+
+def test_kept_outputs_are_not_those_of_another_configuration(tmp_path: Path) -> None:
+    """The same weights under other positions, or with other end tokens, got the outputs of before."""
+    write_model(tmp_path, "Qwen2")
+    identities = [identity_of(str(tmp_path), "float32", "cpu", "none")]
+    for name, changes in (
+        ("config.json", {"rms_norm_eps": 0.01}),
+        ("generation_config.json", {"eos_token_id": [7, 99]}),
+    ):
+        edit_json(tmp_path / name, **changes)
+        identities.append(identity_of(str(tmp_path), "float32", "cpu", "none"))
+    assert len(set(identities)) == 3
 
 
 def test_a_peer_that_is_told_to_stop_ends_at_its_next_token(pairs: dict[str, PairOfCheckpoints]) -> None:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.model.checkpoint import find_checkpoint
@@ -32,6 +32,9 @@ class HuggingFaceReference:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
+        # A checkpoint's penalties would change greedy outputs too; requests here have none unless they say so.
+        end_token_id = loaded.generation_config.eos_token_id
+        loaded.generation_config = GenerationConfig(eos_token_id=end_token_id)  # type: ignore[no-untyped-call]
         self.model = loaded.to(device)
         if quantization != "none":
             quantize_layers(self.model, cast(Quantization, quantization))

@@ -38,10 +38,11 @@ async def reference_outputs(
 
 
 def identity_of(model: str, dtype: str, device: str, quantization: str) -> str:
-    """Describe what Hugging Face's output depends on beside the prompt: weights, their format, device, libraries."""
-    files = sorted(find_checkpoint(model).folder.glob("*.safetensors"))
-    weights = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
-    return json.dumps([model, weights, dtype, quantization, device, version("torch"), version("transformers")])
+    """Describe what Hugging Face's output depends on beside the prompt: files, weights' format, device, libraries."""
+    folder = find_checkpoint(model).folder
+    files = sorted([*folder.glob("*.safetensors"), *folder.glob("*config.json")])
+    stated = [(one.name, one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    return json.dumps([model, stated, dtype, quantization, device, version("torch"), version("transformers")])
 
 
 def _read(file: Path) -> dict[str, list[int]]:
