@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
 from transformers.models.musicgen.configuration_musicgen import MusicgenConfig
+from transformers.models.t5.configuration_t5 import T5Config
 
 from paceline.builtin import HEADS, resolve_heads
 from paceline.engine import self_check
@@ -92,12 +94,17 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callab
             ),
             "attn_temperature_tuning is set",
         ),
+        (
+            Gemma4TextConfig(architectures=["Gemma4ForCausalLM"]),
+            "layers that differ in head_dim (per_layer_config)",
+        ),
+        (T5Config(architectures=["LlamaForCausalLM"]), "model_type 't5', of which transformers has no causal"),
     ],
 )
 def test_a_kind_that_only_its_configuration_tells_is_refused(
     config: PreTrainedConfig, words: str, tmp_path: Path
 ) -> None:
-    """The first was an AttributeError; the second one's logits were wrong beyond a length."""
+    """Of some logits were wrong beyond a length; the others were tracebacks of transformers."""
     config.save_pretrained(tmp_path)
     edit_config(tmp_path, is_encoder_decoder=False)  # which would be refused first
     with pytest.raises(ModelNotUsable, match=re.escape(words)):

@@ -130,6 +130,7 @@ def _read_config(model: str, folder: Path) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # config validation raises many kinds
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
+    _check_layers_alike(model, config)
     _check_sizes(model, config)
     _drop_window_that_hides_nothing(config)
     _check_kind(model, config)
@@ -144,8 +145,22 @@ def _drop_window_that_hides_nothing(config: Any) -> None:
         config.sliding_window = None
 
 
+def _check_layers_alike(model: str, config: Any) -> None:
+    """Refuse settings by layer (Gemma 4's): transformers raises where one of them is read for the whole model."""
+    if differing := getattr(config, "per_layer_attributes", None):
+        raise ModelNotUsable(
+            f"model {model!r} has layers that differ in {', '.join(sorted(differing))} (per_layer_config); the engine "
+            "runs layers that are all alike"
+        )
+
+
 def _check_kind(model: str, config: Any) -> None:
     """Refuse what is read from the configuration and not the file, which may leave out a default (Mistral's window)."""
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelNotUsable(
+            f"model {model!r}: config.json has model_type {config.model_type!r}, of which transformers has no causal "
+            "language model; give the one that its architectures name"
+        )
     try:
         is_text_alone = config.get_text_config() is config
     except ValueError:  # several models of text are inside
