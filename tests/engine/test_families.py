@@ -18,6 +18,8 @@ from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_co
 
 PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
 OUTPUT_COUNT = 12
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+FULL = ["full_attention", "full_attention"]
 FULL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 
 
@@ -38,8 +40,14 @@ FULL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
         # Windows that hide nothing, as those of Phi-3.5 and Phi-4-mini.
         ("Phi3", {"sliding_window": MAX_LENGTH}, "CompiledDecoder float32"),
         ("Starcoder2", {"sliding_window": 2 * MAX_LENGTH}, "ModuleDecoder"),
+        # These do otherwise without a window, and cannot be without one.
+        ("Exaone4", {"sliding_window": MAX_LENGTH, "sliding_window_pattern": 1}, "ModuleDecoder"),
+        ("Cohere2", {"sliding_window": MAX_LENGTH, "layer_types": FULL}, "ModuleDecoder"),
+        ("ExaoneMoe", {**EXPERTS, "sliding_window": MAX_LENGTH, "layer_types": FULL}, "ModuleDecoder"),
+        # Its modules view what attention gives in another shape.
+        ("Afmoe", {**EXPERTS, "sliding_window": MAX_LENGTH, "layer_types": FULL}, "ModuleDecoder"),
         ("Olmo2", {}, "PlainDecoder float32"),
-        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "ModuleDecoder"),
+        ("Qwen3Moe", EXPERTS, "ModuleDecoder"),
     ],
 )
 def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
@@ -81,6 +89,8 @@ def test_a_family_equals_hugging_face_when_drafts_are_right_wrong_and_absent(
         ("DeepseekV3", {"n_routed_experts": 4, "n_group": 1, "topk_group": 1}, "multi-head latent attention"),
         ("Bloom", {}, "does not call transformers' attention interface"),
         ("Mamba", {}, "only full_attention runs"),
+        # It hides nothing from the sequences of the check at load, so that their logits were equal.
+        ("Doge", {"keep_window_size": 64}, "uses an attention mask of its own"),
     ],
 )
 def test_another_kind_of_attention_is_refused_by_name(

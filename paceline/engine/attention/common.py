@@ -21,7 +21,6 @@ FOLDED_QUERIES = 16
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`Attention.attend` for one layer: stores its keys and values, then attends."""
 UNSUPPORTED = {
-    "sliding_window": "sliding-window attention",
     "softcap": "soft-capped attention scores",
     "s_aux": "attention sinks",
     "position_bias": "a position bias on attention scores",
@@ -43,13 +42,23 @@ def ragged_attention(
 
     Return [1, T, H, D]. Raise ModelNotUsable when the model asks for a kind of attention that the engine lacks.
     """
-    for name, meaning in UNSUPPORTED.items():
-        if options.get(name) is not None:
-            raise ModelNotUsable(f"the model uses {meaning}, which the engine does not run")
+    used = [meaning for name, meaning in UNSUPPORTED.items() if options.get(name) is not None]
+    if _hides(options.get("sliding_window"), module):
+        used.append("sliding-window attention")
+    if attention_mask is not None:  # transformers makes none for this function: the model has made it, or changed it
+        used.append("an attention mask of its own")
+    if used:
+        raise ModelNotUsable(f"the model uses {', '.join(used)}, which the engine does not run")
     layer = cast(int, module.layer_idx)
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
     attended = packed_attention.attend(layer, query[0], key[0], value[0], scale)
-    return attended.transpose(0, 1)[None], None
+    return attended.transpose(0, 1)[None].contiguous(), None  # which some models view in another shape
+
+
+def _hides(window: int | None, module: torch.nn.Module) -> bool:
+    """Return whether a window may hide tokens of the longest sequence of the module's model."""
+    longest = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    return window is not None and (longest is None or window < longest)
 
 
 class Shield:

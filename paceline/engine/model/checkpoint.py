@@ -132,17 +132,9 @@ def _read_config(model: str, folder: Path) -> Any:
         raise ModelNotUsable(f"model {model!r}: config.json does not describe a {architectures[0]}: {error}") from error
     _check_layers_alike(model, config)
     _check_sizes(model, config)
-    _drop_window_that_hides_nothing(config)
     _check_kind(model, config)
     _check_end_tokens(model, folder / "generation_config.json")
     return config
-
-
-def _drop_window_that_hides_nothing(config: Any) -> None:
-    """Let a model attend to all, as it does anyway where its window holds the longest sequence."""
-    window, longest = (getattr(config, name, None) for name in ("sliding_window", "max_position_embeddings"))
-    if isinstance(window, int) and isinstance(longest, int) and window >= max_length_of(config):
-        config.sliding_window = None
 
 
 def _check_layers_alike(model: str, config: Any) -> None:
@@ -174,7 +166,7 @@ def _check_kind(model: str, config: Any) -> None:
     # An architecture with a window and without such a field does not read one that the file has all the same.
     has_switch = hasattr(type(config), "use_sliding_window") or not hasattr(type(config), "sliding_window")
     is_used = not has_switch or getattr(config, "use_sliding_window", True)
-    if window and is_used:
+    if window and is_used and _hides_tokens(window, config):
         raise ModelNotUsable(
             f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
         )
@@ -184,6 +176,15 @@ def _check_kind(model: str, config: Any) -> None:
     if getattr(config, "attn_temperature_tuning", None):
         # transformers takes the place in a pass for the position, where rows are packed.
         raise ModelNotUsable(f"model {model!r} scales queries by position (attn_temperature_tuning is set)")
+
+
+def _hides_tokens(window: Any, config: Any) -> bool:
+    """Return whether a window is shorter than the longest sequence.
+
+    One that is not stays in the configuration, for some architectures turn queries and keys by it alone (EXAONE 4).
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    return not (isinstance(window, int) and isinstance(longest, int) and window >= max_length_of(config))
 
 
 def _check_sizes(model: str, config: Any) -> None:
