@@ -60,6 +60,14 @@ def test_the_yardstick_leaves_out_penalties_that_no_request_asked_for(tmp_path: 
     assert [again.generate(prompt, LIMIT) for prompt in prompts()] == expected
 
 
+def test_prompts_are_padded_with_no_end_token_that_the_model_lacks(tmp_path: Path) -> None:
+    """With -1 among the end tokens a batch of prompts of different lengths was an IndexError."""
+    write_model(tmp_path, "Llama", eos_token_id=[-1, END_TOKEN_ID, VOCABULARY_SIZE])
+    target = HuggingFaceReference(str(tmp_path), "float32")
+    expected = [target.generate(prompt, LIMIT) for prompt in prompts()]
+    assert target.generate_batch(prompts(), LIMIT) == expected
+
+
 def test_kept_outputs_are_not_those_of_another_configuration(tmp_path: Path) -> None:
     """The same weights under other positions, or with other end tokens, got the outputs of before."""
     write_model(tmp_path, "Qwen2")

@@ -49,7 +49,7 @@ def described(
         vocabulary_size=config.vocab_size,
         tokenizer_fingerprint=fingerprint(Tokenizer.from_str(tokenizer.tokenizer_json)) if tokenizer else "",
         max_length=max_length_of(config),
-        end_token_ids=_end_token_ids(module, config.vocab_size),
+        end_token_ids=end_token_ids_of(module),
         device=str(module.device),
         dtype=str(module.dtype).removeprefix("torch."),
         quantization="" if quantization == "none" else quantization,
@@ -226,9 +226,10 @@ def _mixes_experts(module: PreTrainedModel) -> bool:
     return any(type(one).__name__.endswith(("Experts", "MoE")) for one in module.modules())
 
 
-def _end_token_ids(module: PreTrainedModel, vocabulary_size: int) -> tuple[int, ...]:
+def end_token_ids_of(module: PreTrainedModel) -> tuple[int, ...]:
     """Return the tokens that end outputs. Some configurations name one that no output can have, such as -1."""
+    config: Any = module.config
     generation = module.generation_config
-    value = generation.eos_token_id if generation is not None else module.config.eos_token_id
+    value = generation.eos_token_id if generation is not None else config.eos_token_id
     named = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(one for one in named if 0 <= one < vocabulary_size)
+    return tuple(one for one in named if 0 <= one < config.vocab_size)

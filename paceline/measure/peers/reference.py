@@ -1,7 +1,7 @@
 """Hugging Face `generate`: the yardstick for exactness and for speed.
 
 It loads the checkpoint a second time, with transformers' own attention. The engine only tells where the
-checkpoint is, and quantises.
+checkpoint is and which tokens end outputs, and quantises.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.model.checkpoint import find_checkpoint
+from paceline.engine.model.loader import end_token_ids_of
 from paceline.engine.model.quantized_layers import quantize_layers
 from paceline.types import Quantization
 
@@ -32,9 +33,10 @@ class HuggingFaceReference:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype if dtype == "auto" else getattr(torch, dtype), local_files_only=True
         )
+        self._end_token_ids = end_token_ids_of(loaded)
         # A checkpoint's penalties would change greedy outputs too; requests here have none unless they say so.
-        end_token_id = loaded.generation_config.eos_token_id
-        loaded.generation_config = GenerationConfig(eos_token_id=end_token_id)  # type: ignore[no-untyped-call]
+        ends = [*self._end_token_ids] or None
+        loaded.generation_config = GenerationConfig(eos_token_id=ends)  # type: ignore[no-untyped-call]
         self.model = loaded.to(device)
         if quantization != "none":
             quantize_layers(self.model, cast(Quantization, quantization))
@@ -82,13 +84,6 @@ class HuggingFaceReference:
         """Return by how much the logit of `likelier` exceeds that of `other` after `token_ids`."""
         logits = self.model(torch.tensor([list(token_ids)], device=self.model.device)).logits[0, -1].float()
         return float(logits[likelier] - logits[other])
-
-    @property
-    def _end_token_ids(self) -> frozenset[int]:
-        value = self.model.generation_config.eos_token_id
-        if value is None:
-            return frozenset()
-        return frozenset(value if isinstance(value, list) else [value])
 
     def _until_end(self, token_ids: list[int]) -> list[int]:
         # A batch pads a row after its end until the longest row has ended; the padding is not output.
