@@ -137,7 +137,6 @@ class _Opened:
         """Calls that the coordinator has not ended, by their names."""
         self._ids = count(1)
         self._writing = asyncio.Lock()
-        self._has_failed_write = False
         self._most_calls = MOST_CALLS
         self._most_bytes = MAX_MESSAGE_BYTES
         self._telling: set[asyncio.Task[None]] = set()
@@ -219,7 +218,7 @@ class _Opened:
                 while (message := await self._stream.read()) is not grpc.aio.EOF:
                     self._take(answered(message))
         except PacelineError as error:
-            failure = failure if self._has_failed_write else error
+            failure = error
         finally:
             self.takes_calls = False
             calls, self._calls = self._calls, {}
@@ -275,5 +274,4 @@ class _Opened:
 
     def _break(self) -> None:
         """End the stream, which took no message, and so its calls."""
-        self._has_failed_write = True
         self._stream.cancel()

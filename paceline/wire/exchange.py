@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from paceline.tasks import kept_task, outlasting
-from paceline.wire.status import CHANNEL_CLOSED
+from paceline.wire.status import CHANNEL_CLOSED, is_of_stub
 
 UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
@@ -198,7 +198,7 @@ class _Stream:
             if task and task.cancelling():
                 raise
         except grpc.aio.AioRpcError as error:
-            failure = _Gone(error) if error.code() is grpc.StatusCode.UNAVAILABLE else error
+            failure = _gone(error) if is_of_stub(error) or error.code() is grpc.StatusCode.UNAVAILABLE else error
         except Exception as error:
             failure = error
         finally:
@@ -245,8 +245,7 @@ async def _send(stream: Any, request: Any) -> None:
             raise
         raise _Gone(_error(grpc.StatusCode.UNAVAILABLE, CHANNEL_CLOSED)) from error
     except grpc.aio.AioRpcError as error:
-        # INTERNAL comes from the stub itself and hides any status that the peer ended the stream with.
-        raise _Gone(None if error.code() is grpc.StatusCode.INTERNAL else error) from error
+        raise _gone(error) from error
 
 
 async def half_close(stream: Any) -> None:
@@ -264,3 +263,7 @@ class _Gone(Exception):
 
     def __init__(self, reason: grpc.aio.AioRpcError | None = None) -> None:
         self.reason = reason or _error(grpc.StatusCode.UNAVAILABLE, "the peer ended the stream without an answer")
+
+
+def _gone(error: grpc.aio.AioRpcError) -> _Gone:
+    return _Gone(None if is_of_stub(error) else error)

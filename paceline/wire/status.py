@@ -16,6 +16,8 @@ from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnava
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 
 CHANNEL_CLOSED = "the channel was closed while the call was under way"
+STUB_FAILED = "Internal error from Core"
+"""What gRPC's stub says by itself, with INTERNAL, where the peer took no message any more."""
 
 log = structlog.get_logger()
 
@@ -138,6 +140,8 @@ def translated_errors() -> Iterator[None]:
     try:
         yield
     except grpc.aio.AioRpcError as error:
+        if is_of_stub(error):
+            raise PeerUnavailable("the peer was gone before it could be told all") from error
         raise error_from_pb(_status_of(error)) from error
     except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
         raise PeerUnavailable(f"the call could not be made: {error}; open a new channel") from error
@@ -148,6 +152,14 @@ def translated_errors() -> Iterator[None]:
         if task is None or task.cancelling():
             raise
         raise PeerUnavailable(CHANNEL_CLOSED) from error
+
+
+def is_of_stub(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether gRPC's stub failed to write, of which the peer said nothing.
+
+    All who wait for the stream get that failure, and it hides whatever the peer ended the stream with.
+    """
+    return error.code() is grpc.StatusCode.INTERNAL and error.details() == STUB_FAILED
 
 
 def answered(message: AnswerT | None) -> AnswerT:

@@ -26,6 +26,7 @@ from paceline.wire import RunningServer, open_channel
 from tests.coordinators import fake_server
 from tests.fakes.dispatches import until, whole
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
+from tests.fakes.proxy import running_proxy
 from tests.ports import port_for_later
 from tests.scrapes import value
 from tests.spans import Spans
@@ -285,6 +286,31 @@ async def test_calls_whose_stream_is_lost_go_on_with_what_they_have() -> None:
         for read, call in zip(pieces, calls, strict=True):
             read += await _rest(call)
             assert [token.token_id for one in read for token in one.tokens] == whole(PROMPTS[0], 200)
+
+
+async def test_calls_whose_stream_is_lost_as_another_begins_go_on_too() -> None:
+    """gRPC's stub says INTERNAL to all of them then, which was taken for a failure of the coordinator's."""
+    request = GenerationRequest(TokenIds(PROMPTS[0]), 30)
+    quickly = RetryPolicy(first_delay_s=0.001, max_delay_s=0.001)
+    verifier, accepted = HeldVerifier(0), asyncio.Event()
+    async with (
+        server(verifier) as running,
+        running_proxy(running.address) as proxy,
+        Client(proxy.address, quickly, shares_stream=True) as client,
+    ):
+        for turns in range(30):
+            verifier.open.clear()
+            accepted.clear()
+            call = client.generate(request, on_accepted=lambda _: accepted.set())
+            reading = asyncio.create_task(_rest(call))
+            await accepted.wait()
+            proxy.cut()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            beginning = asyncio.create_task(client.complete(request))
+            verifier.open.set()
+            assert (await beginning).token_ids == continuation(PROMPTS[0], 30)
+            assert [token.token_id for one in await reading for token in one.tokens] == continuation(PROMPTS[0], 30)
 
 
 async def test_a_caller_that_is_cancelled_while_its_call_begins_harms_no_other() -> None:

@@ -301,6 +301,28 @@ async def test_a_peer_that_is_gone_is_unavailable() -> None:
             await ask(exchange, "after")
 
 
+async def test_a_peer_that_is_gone_as_it_is_asked_again_is_unavailable_to_all_who_wait() -> None:
+    """gRPC's stub says INTERNAL to all of them then, which was taken for a failure of the peer's."""
+    async with (
+        serving() as (servicer, address),
+        running_proxy(address) as proxy,
+        exchange_with(proxy.address) as exchange,
+    ):
+        for turns in range(30):
+            servicer.entered.clear()
+            servicer.go_on.clear()
+            held = asyncio.create_task(named(exchange, "held", "a"))
+            await servicer.entered.wait()
+            proxy.cut()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            behind = asyncio.create_task(named(exchange, "behind", "a"))
+            servicer.go_on.set()
+            await asyncio.wait([held, behind])
+            for one in (held, behind):  # who finds another stream is answered
+                assert one.exception() is None or isinstance(one.exception(), PeerUnavailable)
+
+
 async def test_a_stream_that_is_to_end_is_answered_first() -> None:
     async with serving(grace_s=TIMEOUT_S) as (servicer, address), exchange_with(address) as exchange:
         await asyncio.gather(*(ask(exchange, "before") for _ in range(3)))
