@@ -1,5 +1,6 @@
 """HTTP on a connection: uvicorn's, with our answer to what is no HTTP. Knows no paths."""
 
+import asyncio
 import socket
 
 import h11
@@ -10,11 +11,33 @@ from paceline.gateway.errors import invalid
 UNREAD_OPTION: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """Linux has it."""
 LONGEST_MS = 2**31 - 1
+REST_S = 620
+"""Time for a request's head to come, on a new connection and after an answer. It is longer than balancers keep theirs,
+Google's for 600 s: what one of them sends at the moment when its connection is closed here is lost.
+"""
 NO_HTTP = invalid("the request is no HTTP/1.1 that can be read; its line, its headers or its chunks are broken")
 
 
 class Http(H11Protocol):
     """A connection. What breaks HTTP's rules is answered here, before the application or in its place."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on. Only a whole head ends the time in which it has to come, and not the rest of a refused body."""
+        resting, self.timeout_keep_alive_task = self.timeout_keep_alive_task, None
+        before = self.cycle
+        super().data_received(data)
+        if resting and self.cycle is before:
+            self.timeout_keep_alive_task = resting
+        elif resting:
+            resting.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # else what is lost would be kept for that time
 
     def send_400_response(self, msg: str) -> None:
         """Answer in the form of all errors, unless the answer has begun already, and hang up."""

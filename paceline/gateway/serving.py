@@ -11,7 +11,7 @@ from paceline.client import Client
 from paceline.gateway.app import make_app
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.endpoint import Gateway
-from paceline.gateway.http import Http, hang_up_on_unread
+from paceline.gateway.http import REST_S, Http, hang_up_on_unread
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
 from paceline.gateway.page import Page
@@ -99,6 +99,7 @@ async def listening(
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=REST_S,
         timeout_graceful_shutdown=CUT_OFF_S,
     )
     config.load()

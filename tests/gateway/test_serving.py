@@ -19,7 +19,7 @@ from paceline.errors import AddressInUse, Overloaded, StartupError
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.errors import shutting_down
 from paceline.gateway.generating import generate_all
-from paceline.gateway.http import UNREAD_OPTION, hang_up_on_unread
+from paceline.gateway.http import UNREAD_OPTION, Http, hang_up_on_unread
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments, instruments
 from paceline.security.certificates import end_times_s
@@ -34,6 +34,7 @@ from tests.spans import Spans, until
 
 NOWHERE = "127.0.0.1:1"
 ASKED = {"prompt": [4, 5], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
+REFUSED = b"POST /v1/completions HTTP/1.1\r\nhost: it\r\ncontent-length: 9\r\n\r\n"
 HASTY = RetryPolicy(retry_for_s=60, wait_while_full=False)
 
 
@@ -173,6 +174,51 @@ async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: b
         assert answer.status_code == 503
         error = answer.json()["error"]
     assert error["message"] == shutting_down().message
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [b"", b"POST /v1/completions HTTP/1.1\r\nhost:", b"GET /health/live HTTP/1.1\r\nhost: it\r\n\r\n", REFUSED + b"{"],
+    ids=["nothing", "half a head", "nothing more", "a part of a body that was refused"],
+)
+async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_waits_for_an_answer_is_not(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but the third were kept for as long as the client lived, or for ever where that had vanished."""
+    monkeypatch.setattr("paceline.gateway.serving.REST_S", 0.05)
+    verifier = HeldVerifier(1)
+    async with (
+        fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
+        gateway(server.address) as address,
+        client(address) as http,
+    ):
+        asking = asyncio.create_task(http.post(COMPLETIONS, json=ASKED))
+        while not verifier.calls:
+            await asyncio.sleep(0.01)
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for place in range(len(begun)):  # drop by drop, which does not prolong it
+            writer.write(begun[place : place + 1])
+        await reader.read()
+        writer.close()
+        verifier.open.set()
+        assert (await asking).status_code == 200
+
+
+async def test_a_connection_is_kept_for_longer_than_balancers_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them sent at the moment when it was closed here was lost: that was so after 5 s."""
+    kept_s: list[float] = []
+    complete = Http.on_response_complete
+
+    def noted(connection: Http) -> None:
+        complete(connection)
+        assert connection.timeout_keep_alive_task
+        kept_s.append(connection.timeout_keep_alive_task.when() - connection.loop.time())
+
+    monkeypatch.setattr(Http, "on_response_complete", noted)
+    async with gateway(NOWHERE) as address, client(address) as http:
+        assert (await http.get("/health/live")).status_code == 200
+    assert kept_s[0] > 600
 
 
 async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None:
