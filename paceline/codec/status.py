@@ -20,6 +20,9 @@ more than 8 KiB. A byte of a message takes up to 3 in the status text, where %XX
 4/3 both beside the details and in one of them. With one metadata value as long that makes 7,000."""
 FINAL_REFUSALS = ("message larger than max", "metadata size exceeds")
 """Words of gRPC itself, at either end, for what it will refuse again. Their code alone would mean to try again."""
+BROKEN_STREAM = "RST_STREAM"
+"""Word of gRPC itself for a stream that somebody ended without a status, such as a proxy whose other side is gone. Its
+code alone would mean that the peer failed."""
 
 _CODES = {code.value[0]: code for code in StatusCode}
 
@@ -95,4 +98,6 @@ def _kind(status: status_pb2.Status, info: error_details_pb2.ErrorInfo) -> type[
         return _ERROR_BY_REASON.get(info.reason, kind)
     if kind is errors.Overloaded and any(words in status.message for words in FINAL_REFUSALS):
         return errors.MessageTooLarge
+    if kind is errors.PeerFailed and BROKEN_STREAM in status.message:
+        return errors.PeerUnavailable
     return kind

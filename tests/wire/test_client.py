@@ -165,6 +165,51 @@ class Silent(GenerationServiceServicer):
         yield pb.GenerateTextResponse(accepted=pb.GenerationAccepted(seed=request.seed))
 
 
+def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+    return len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
+
+
+@contextlib.asynccontextmanager
+async def resetting_proxy(code: int) -> AsyncIterator[str]:
+    """Serve HTTP/2 as a proxy whose other side is lost: it answers with headers, then resets the stream."""
+    data, headers, reset, settings, ping, is_answer, is_end_of_headers = 0, 1, 3, 4, 6, 1, 4
+    fields = b"\x88" + b"\x00\x0ccontent-type\x10application/grpc"
+    writers: set[asyncio.StreamWriter] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.add(writer)
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            await reader.readexactly(24)  # the preface
+            writer.write(frame(settings, 0, 0))
+            while True:
+                head = await reader.readexactly(9)
+                content, kind, stream = await reader.readexactly(int.from_bytes(head[:3])), head[3], head[5:]
+                if kind in (settings, ping) and head[4] != is_answer:
+                    writer.write(frame(kind, is_answer, 0, content if kind == ping else b""))
+                elif kind == headers:
+                    writer.write(frame(headers, is_end_of_headers, int.from_bytes(stream), fields))
+                elif kind == data:
+                    writer.write(frame(reset, 0, int.from_bytes(stream), code.to_bytes(4)))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for writer in writers:
+            writer.transport.abort()
+
+
+@pytest.mark.parametrize("code", [0, 2], ids=["no error", "internal error"])
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_a_stream_that_a_proxy_resets_is_taken_up_elsewhere(shares_stream: bool, code: int) -> None:
+    """gRPC says UNKNOWN or INTERNAL of it, which was taken for a failure of the coordinator's."""
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as server,
+        resetting_proxy(code) as proxy,
+        Client(f"{proxy},{server.address}", shares_stream=shares_stream) as client,
+    ):
+        client._next = 0
+        assert (await client.complete(GenerationRequest(PROMPT, 30))).token_ids == continuation(PROMPT.values, 30)
+
+
 async def test_a_stream_that_ends_without_a_finish_is_a_failure() -> None:
     def add(server: grpc.aio.Server) -> None:
         add_GenerationServiceServicer_to_server(Silent(), server)  # type: ignore[abstract]
