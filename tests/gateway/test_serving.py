@@ -185,8 +185,7 @@ async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_wait
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the third were kept for as long as the client lived, or for ever where that had vanished."""
-    monkeypatch.setattr("paceline.gateway.serving.REST_S", 0.05)
-    verifier = HeldVerifier(1)
+    connections, verifier = made_connections(monkeypatch), HeldVerifier(1)
     async with (
         fake_server(FakeDrafter(0.7), verifier, CollectorRegistry()) as server,
         gateway(server.address) as address,
@@ -195,6 +194,8 @@ async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_wait
         asking = asyncio.create_task(http.post(COMPLETIONS, json=ASKED))
         while not verifier.calls:
             await asyncio.sleep(0.01)
+        assert connections[0].timeout_keep_alive_task is None
+        monkeypatch.setattr(Http, "timeout_keep_alive", property(lambda _: 0.05, lambda _, value: None), raising=False)
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         for place in range(len(begun)):  # drop by drop, which does not prolong it
@@ -203,6 +204,19 @@ async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_wait
         writer.close()
         verifier.open.set()
         assert (await asking).status_code == 200
+
+
+def made_connections(monkeypatch: pytest.MonkeyPatch) -> list[Http]:
+    """Return the gateway's connections, which are added as they are made."""
+    connections: list[Http] = []
+    made = Http.connection_made
+
+    def noted(connection: Http, transport: asyncio.Transport) -> None:
+        connections.append(connection)
+        made(connection, transport)
+
+    monkeypatch.setattr(Http, "connection_made", noted)
+    return connections
 
 
 async def test_a_connection_is_kept_for_longer_than_balancers_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
