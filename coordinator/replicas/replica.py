@@ -122,10 +122,11 @@ class Replica(Generic[RemoteT_co]):
             else:
                 self._set(ReplicaState.DRAINING)
             self._failed_checks = 0
-            with suppress(PacelineError):  # they stay owed: one that works on a long pass frees nothing meanwhile
-                await self._release_owed()
+            await self._try_release_owed()
         except IncompatiblePair as error:
             self._set(ReplicaState.REFUSED, IncompatiblePair(f"{self.address}: {error.message}"), fits=False)
+            # It may be the process that was used until another model was served, with all that it cached.
+            await self._try_release_owed()
         except PacelineError as error:
             self._failed_checks += 1
             if not self._was_found or self._failed_checks >= FAILED_CHECKS_TO_LOSE:
@@ -149,6 +150,10 @@ class Replica(Generic[RemoteT_co]):
     async def _release_owed(self) -> None:
         if self._remote.owed_count:
             await self._remote.release([])
+
+    async def _try_release_owed(self) -> None:
+        with suppress(PacelineError):  # they stay owed: one that works on a long pass frees nothing meanwhile
+            await self._release_owed()
 
     def _lose(self, error: PacelineError, *, fits: bool) -> None:
         self._checks = 0

@@ -221,6 +221,25 @@ async def test_drafts_are_judged_by_the_target_that_is_served_now() -> None:
         assert running.drafts.is_healthy
 
 
+async def test_a_draft_that_fits_the_new_model_no_more_frees_what_it_cached_for_the_old_one() -> None:
+    """It kept that until it had heard nothing of it for long: a draft may serve other coordinators meanwhile."""
+    only, draft = target(OLD), FakeDrafter(0.5)
+    async with dispatching([draft], [only]) as running:
+        reader = Reader(submit(running, (5, 6), 400))
+        reading = asyncio.create_task(reader.read())
+        await until(lambda: bool(draft.token_ids))
+        await lose(running, 0)
+        become(only, NEW, "second")
+        only.description = replace(only.description, vocabulary_size=49)
+        await running.targets[0].look()
+        with pytest.raises(ModelChanged):
+            await reading
+        await running.residency.close()
+        await running.draft_replicas[0].look()
+        assert running.draft_replicas[0].state is ReplicaState.REFUSED
+        assert not draft.token_ids
+
+
 async def test_the_same_model_with_a_smaller_cache_is_served_and_ends_only_what_does_not_fit() -> None:
     """The target was refused permanently."""
     only = target(OLD)
