@@ -106,9 +106,14 @@ class _RemoteModel:
         return len(self._owed)
 
     async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences, with those still owed. Those that the service did not hear of stay owed."""
+        """Free sequences, with those still owed. Those that the service did not hear of stay owed.
+
+        So do those of requests that it may have yet to serve, which would cache them again: nobody may wait for these.
+        """
         self.owe(sequence_ids)
-        owed = list(self._owed)
+        owed = [one for one in self._owed if not self._work.is_under_way(one)]
+        if not owed:
+            return
         with translated_errors():
             await self._release(owed)
         self._owed.difference_update(owed)

@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -62,6 +63,10 @@ class Exchange:
         except TimeoutError as error:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer came within {timeout_s:g} s") from error
 
+    def is_under_way(self, name: str) -> bool:
+        """Return whether the peer may have yet to serve a request with this name, given up or not."""
+        return any(stream.shares((name,)) for stream in self._busy)
+
     async def close(self) -> None:
         """Tell the peer that nothing more will be asked."""
         if self._trimming:
@@ -70,7 +75,7 @@ class Exchange:
             await stream.half_close()
 
     async def _ask(self, request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
-        while len(streams := [one for one in self._busy if not one.names.isdisjoint(names)]) > 1:
+        while len(streams := [one for one in self._busy if one.shares(names)]) > 1:
             await streams[0].quiet.wait()  # only one stream keeps an order
         while stream := streams.pop() if streams else self._take():
             try:
@@ -85,13 +90,11 @@ class Exchange:
 
     async def _ask_on(self, stream: "_Stream", request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
         request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
-        stream.names.update(names)
         self._busy.add(stream)
-        return await stream.ask(request)
+        return await stream.ask(request, names)
 
     def _settled(self, stream: "_Stream") -> None:
         """Keep a stream whose requests have all been answered for later ones."""
-        stream.names.clear()
         self._busy.discard(stream)
         if stream.is_over:
             return
@@ -117,6 +120,15 @@ class Exchange:
         return None
 
 
+@dataclass(eq=False, slots=True)
+class _Asked:
+    """A request under way."""
+
+    names: frozenset[str]
+    answer: asyncio.Future[Any]
+    """Cancelled for a request that was given up: the peer serves it all the same."""
+
+
 class _Stream:
     """A stream and the requests on it that wait for their answers, in their order. It is read as long as it lasts."""
 
@@ -132,12 +144,10 @@ class _Stream:
         self._take_unasked = take_unasked
         self._on_settled = on_settled
         self._on_end = on_end
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[_Asked] = deque()
         self._sending = asyncio.Lock()
         self._sends: set[asyncio.Task[None]] = set()
         self._has_ended = False
-        self.names: set[str] = set()
-        """Names in the requests under way."""
         self.quiet = asyncio.Event()
         """Set while no request is under way."""
         self._reading = asyncio.create_task(self._read())
@@ -146,19 +156,24 @@ class _Stream:
     def is_over(self) -> bool:
         return self._has_ended or bool(self._call.done())
 
-    async def ask(self, request: Any) -> Any:
+    def shares(self, names: Collection[str]) -> bool:
+        """Return whether a request under way has one of the names."""
+        return any(not one.names.isdisjoint(names) for one in self._waiting)
+
+    async def ask(self, request: Any, names: Collection[str]) -> Any:
         """Send a request and return its answer. Raise _Gone when the stream did not take it, or AioRpcError."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append(answer)
+        asked = _Asked(frozenset(names), answer)
+        self._waiting.append(asked)
         self.quiet.clear()
-        sending = self._sent(request, answer)
+        sending = self._sent(request, asked)
         try:
             # gRPC cancels a stream with a task that writes to it, so where others wait, another task writes.
             await (sending if len(self._waiting) == 1 else outlasting(sending, self._sends))
             return await answer
         except asyncio.CancelledError:
             answer.cancel()
-            if all(one.done() for one in self._waiting):
+            if all(one.answer.done() for one in self._waiting):
                 self._stop()
             raise
         except Exception:
@@ -166,17 +181,17 @@ class _Stream:
             self._stop()
             raise
 
-    async def _sent(self, request: Any, answer: asyncio.Future[Any]) -> None:
+    async def _sent(self, request: Any, asked: _Asked) -> None:
         """Send a request after those before it, unless it has been given up: then no answer will come for it."""
         async with self._sending:
             is_sent = False
             try:
-                if self.is_over or not answer.cancelled():
+                if self.is_over or not asked.answer.cancelled():
                     await _send(self._call, request)
                     is_sent = True
             finally:
-                if not is_sent and answer in self._waiting:
-                    self._waiting.remove(answer)
+                if not is_sent and asked in self._waiting:
+                    self._waiting.remove(asked)
                     self._settle()
 
     async def half_close(self) -> None:
@@ -192,8 +207,8 @@ class _Stream:
                     self._answer(message)
         except asyncio.CancelledError:
             # Closing the channel cancels whoever reads, and so whoever waits for an answer.
-            for answer in self._waiting:
-                answer.cancel()
+            for one in self._waiting:
+                one.answer.cancel()
             task = asyncio.current_task()
             if task and task.cancelling():
                 raise
@@ -209,7 +224,7 @@ class _Stream:
         """Give an answer to the first request that waits. It may have been given up."""
         if not self._waiting:
             return
-        answer = self._waiting.popleft()
+        answer = self._waiting.popleft().answer
         if not answer.done():
             answer.set_result(message)
         self._settle()
@@ -222,9 +237,9 @@ class _Stream:
         """Fail the requests that wait; no more are taken."""
         self._has_ended = True
         waiting, self._waiting = self._waiting, deque()
-        for answer in waiting:
-            if not answer.done():
-                answer.set_exception(failure)
+        for one in waiting:
+            if not one.answer.done():
+                one.answer.set_exception(failure)
         self._settle()
 
     def _settle(self) -> None:

@@ -60,6 +60,12 @@ class Servicer(DraftServiceServicer):
         async for response in self.exchanges.answers("/a.Service/Method", requests, self._answer, self.unasked):
             yield response
 
+    async def ReleaseDraftSequences(
+        self, request: pb.ReleaseDraftSequencesRequest, context: Context
+    ) -> pb.ReleaseDraftSequencesResponse:
+        self.names += [f"{name} is freed" for name in request.sequence_ids]
+        return pb.ReleaseDraftSequencesResponse()
+
     async def DescribeDraftModel(
         self, request: pb.DescribeDraftModelRequest, context: Context
     ) -> pb.DescribeDraftModelResponse:
@@ -243,6 +249,32 @@ async def test_a_request_that_is_given_up_before_it_is_sent_takes_no_answer(monk
         servicer.go_on.set()
         assert [await held, await last] == ["held", "last"]
         assert servicer.names == ["held", "last"]
+
+
+async def test_a_sequence_is_freed_after_a_request_that_was_given_up_behind_another() -> None:
+    """It was freed first, and then cached by the request, which nobody waited for, until it had been idle for long."""
+
+    def row(name: str) -> ProposeRow:
+        return ProposeRow(name, 0, (1,), 1)
+
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        drafter = RemoteDrafter(channel, TIMEOUT_S)
+        held = asyncio.create_task(drafter.propose([row("held")]))
+        await servicer.entered.wait()
+        behind = asyncio.create_task(drafter.propose([row("ended"), row("held")]))
+        await asyncio.sleep(0)
+        behind.cancel()
+        await asyncio.wait([behind])
+        await drafter.release(["ended", "other"])
+        assert servicer.names == ["held", "other is freed"]
+        servicer.go_on.set()
+        await asyncio.wait([held])
+        await until(lambda: "ended" in servicer.names)
+        while drafter.owed_count:
+            await asyncio.sleep(0)
+            await drafter.release([])
+        assert servicer.names == ["held", "other is freed", "ended", "ended is freed"]
+        await drafter.close()
 
 
 async def test_requests_that_are_given_up_at_any_moment_leave_others_their_own_answers() -> None:
