@@ -2,7 +2,8 @@
 
 Callers share the cache by age: the youngest sequence of all gives up its cache. But each caller is certain of a part of
 its fair share, so that one whose sequences are many and old leaves room for the others. Between the sequences of one
-caller the caller decides itself. Knows nothing of pages.
+caller the caller decides itself. What no call named for long goes first, because its caller may be gone. Knows nothing
+of pages.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,6 +13,8 @@ from itertools import count
 from paceline.engine.interfaces import KvCache
 from paceline.scope import Caller
 
+IDLE_S = 30.0
+"""Seconds without a call that names a sequence, after which it gives way to all of other callers."""
 CERTAIN_SHARE = 2
 """One in this many tokens of a caller's fair share of the cache is not given to others."""
 
@@ -62,8 +65,15 @@ class Owners:
         """
         if sequence_id not in self._owned:
             return None
-        caller, certain = self.caller(sequence_id), self._certain_callers(sequence_id)
-        own_number = self._owned[sequence_id].number
+        caller = self.caller(sequence_id)
+        idle = [
+            (self._owned[one].named_s, one)
+            for one in self.unnamed_since(self._clock() - IDLE_S)
+            if one not in placed and self._cache.length(one) and self.caller(one).name != caller.name
+        ]
+        if idle:
+            return min(idle)[1]
+        certain, own_number = self._certain_callers(sequence_id), self._owned[sequence_id].number
         # A caller that is certain of more than it has takes from those that have more, whatever their age.
         least = -1 if caller.name in certain else own_number
         younger = [

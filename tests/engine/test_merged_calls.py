@@ -1,6 +1,7 @@
 """Calls of several callers in one pass: each gets what it would have alone, and room and chunk are shared fairly."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 import pytest
 from torch import Tensor
@@ -11,6 +12,7 @@ from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
+from paceline.engine.owners import IDLE_S
 from paceline.engine.passes import Piece
 from paceline.engine.runner import PassSize, Runner
 from paceline.errors import CacheFull, DuplicateSequence, InvalidRequest, PacelineError, PrefixNotCached, RuleUnknown
@@ -19,6 +21,7 @@ from paceline.types import Prefilled, ProposeRow, SamplingParameters, Verdict, V
 from paceline.types.sampling import ChoiceRule
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.model_services import Clock
 
 OLD, YOUNG, OTHER = Caller("old"), Caller("young"), Caller("other", "scope/")
 PROMPT = tuple(range(20, 60))
@@ -30,7 +33,9 @@ def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
     return load_model(str(pairs["Llama"].target))
 
 
-def runner_of(model: LoadedModel, pages: int = 200, chunk_tokens: int = 64) -> Runner:
+def runner_of(
+    model: LoadedModel, pages: int = 200, chunk_tokens: int = 64, clock: Callable[[], float] = time.monotonic
+) -> Runner:
     page_tokens = 4
     kv_memory = str(pages * page_tokens * model.kv_shape.token_bytes)
     return Runner(
@@ -42,6 +47,7 @@ def runner_of(model: LoadedModel, pages: int = 200, chunk_tokens: int = 64) -> R
             numerics="strict",
             prefix_sharing=False,
         ),
+        clock,
     )
 
 
@@ -196,6 +202,25 @@ def test_a_caller_with_less_than_half_its_share_takes_from_those_with_more(model
     assert held(runner, "1", "2", "3") == [16, 0, 8]
     (refused,) = verifier.verify_calls([prompt(OLD, "2", 16)])[0]
     assert isinstance(refused, CacheFull) and held(runner, "3") == [8], "nor does it lose that to them"
+
+
+@pytest.mark.parametrize("dead_tokens", [8, 24], ids=["within its certain share", "beyond it"])
+def test_what_nobody_named_for_long_gives_way_whatever_its_age(model: LoadedModel, dead_tokens: int) -> None:
+    """A coordinator that was killed frees nothing: its sequences are older than all that come after it."""
+    clock = Clock()
+    runner = runner_of(model, pages=10, clock=clock)
+    verifier = Verifier(runner)
+    verifier.verify_calls([prompt(OLD, "1", dead_tokens)])
+    verifier.verify_calls([prompt(YOUNG, "2", 12)])
+    clock.advance(IDLE_S)
+    longer = 36 - dead_tokens
+    (refused,) = verifier.verify_calls([grow(YOUNG, "2", 12, longer)])[0]
+    assert isinstance(refused, CacheFull) and not refused.gave_cache_up
+    clock.advance(1)
+    assert isinstance(verifier.verify_calls([grow(YOUNG, "2", 12, longer)])[0][0], Verdict)
+    assert held(runner, "1", "2") == [0, 12 + longer]
+    (told,) = verifier.verify_calls([grow(OLD, "1", dead_tokens, 1)])[0]
+    assert isinstance(told, CacheFull) and told.gave_cache_up
 
 
 Results = list[VerifyOutcome | PacelineError]
