@@ -63,17 +63,18 @@ class ServiceProcess:
         return self._process.pid
 
     async def start(self) -> Endpoint:
-        """Start it and wait until it listens. Raise StartupError when it ends first; its message is on stderr then."""
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            # The last occurrence of a repeated flag wins.
-            *("-m", self.module, *self._flags, *self._ports, "--stop-with-stdin", "true"),
-            # The pipe closes whenever this process ends, so no service outlives it.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # So that Ctrl-C reaches only this process, which then stops the services in order.
-            start_new_session=True,
-        )
+        """Start it and wait until it listens.
+
+        Raise StartupError when it ends first, with its message on stderr by then, or when the machine has no room for a
+        process: then the error has the system's as its cause.
+        """
+        try:
+            self._process = await self._started()
+        except OSError as error:
+            raise StartupError(
+                f"{self.module} cannot be started: {error.strerror or error}; leave memory, processes and open files "
+                "of this machine for it"
+            ) from error
         assert self._process.stdout is not None
         announced: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(self._process.stdout, announced))
@@ -84,6 +85,18 @@ class ServiceProcess:
         endpoint = announced_endpoint(announced.result())
         self._ports = _port_flags(endpoint)
         return endpoint
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            # The last occurrence of a repeated flag wins.
+            *("-m", self.module, *self._flags, *self._ports, "--stop-with-stdin", "true"),
+            # The pipe closes whenever this process ends, so no service outlives it.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # So that Ctrl-C reaches only this process, which then stops the services in order.
+            start_new_session=True,
+        )
 
     async def _read(self, stdout: asyncio.StreamReader, announced: asyncio.Future[Any]) -> None:
         """Take the line that announces the address, and copy all other output to stderr until the pipe closes.

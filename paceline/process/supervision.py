@@ -65,8 +65,10 @@ async def keep_running(
         await sleep(pause_s)
         try:
             await service.start()
-        except StartupError:
-            listening_since = None  # the service's own message is on stderr
+        except StartupError as error:
+            listening_since = None
+            if error.__cause__:  # else the service's own message is on stderr
+                tell(error.message)
         else:
             listening_since = clock()
             tell(f"{service.name} is back")

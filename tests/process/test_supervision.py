@@ -1,6 +1,7 @@
 """Services that end unasked: restarts, messages, and errors for callers instead."""
 
 import asyncio
+import errno
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -319,6 +320,29 @@ async def test_a_service_runs_on_when_what_it_prints_can_go_nowhere(
     service = ServiceProcess("chatty", [])
     assert await service.start() == Endpoint("127.0.0.1:7", None)
     assert await service.ended() == "ended with status 0"
+
+
+async def test_a_machine_without_room_for_a_process_is_tried_again_and_told(
+    modules: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error ended the command, and with it every other service."""
+    (modules / "chatty.py").write_text(CHATTY.format(announced="chatty listening on 127.0.0.1:7"))
+    service, time, words = ServiceProcess("chatty", []), FakeTime(), list[str]()
+    await service.start()
+    await service.kill()
+
+    async def no_room(*_: object, **__: object) -> asyncio.subprocess.Process:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_room)
+    with pytest.raises(StartupError, match="chatty ended by signal 9: 5 starts in a row were of no use"):
+        await time.run(keep_running(service, words.append, time.clock, time.sleep))
+    why = (
+        "chatty cannot be started: Resource temporarily unavailable; leave memory, processes and open files of this "
+        "machine for it"
+    )
+    assert words.count(why) == 5
+    await service.stop()
 
 
 async def test_a_start_that_is_given_up_leaves_no_process(modules: Path) -> None:
