@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from structlog.testing import capture_logs
 
 from coordinator.background import Background, background
@@ -163,6 +164,21 @@ def _names(kind: str, count: int) -> list[str]:
     return [f"{kind} {number}" for number in range(1, count + 1)]
 
 
+class _AskedSettings(CoordinatorSettings):
+    """Settings that the environment has no say in: what services read here is not what is simulated."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
 def _settings(cluster: SimulatedCluster, has_draft: bool) -> CoordinatorSettings:
     chosen: dict[str, Any] = {
         "draft": SOMEWHERE if has_draft else NO_DRAFT,
@@ -173,7 +189,7 @@ def _settings(cluster: SimulatedCluster, has_draft: bool) -> CoordinatorSettings
         # What draft services do while nobody waits has no measured cost.
         "prepared_rounds": False,
     }
-    return CoordinatorSettings(**chosen)
+    return _AskedSettings(**chosen)
 
 
 async def _fits(replica: Replica[Any], model: ModelDescription) -> None:

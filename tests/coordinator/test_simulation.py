@@ -42,6 +42,18 @@ def test_the_same_arguments_give_the_same_result() -> None:
     assert simulated(draft_count="auto") == simulated(draft_count="auto")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("QUEUE_LIMIT", "1"), ("POLICY", "eqspec"), ("TLS_CERTIFICATE", "half.pem")]
+)
+def test_what_a_coordinator_here_would_read_changes_no_simulation(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulated coordinator read the environment: requests were refused, or a traceback told of a certificate."""
+    before = simulated(clients=12, count=12)
+    monkeypatch.setenv(f"PACELINE_COORDINATOR_{name}", value)
+    assert simulated(clients=12, count=12) == before
+
+
 def test_plain_decoding_alone_takes_a_round_a_token() -> None:
     result = simulated(clients=1, count=2, draft_count=0, draft_service_count=0)
     assert result.round_count == 2 * 24
