@@ -67,13 +67,19 @@ def replace_file(path: Path, content: str) -> None:
 def check_distinct(source: Path, output: Path, names: tuple[str, str] = ("--input", "--output")) -> None:
     """Raise InvalidRequest when both paths mean one file, because writing the output would destroy the source.
 
-    `names` are what an error calls source and output.
+    The source may be about to be written itself. `names` are what an error calls source and output.
     """
-    if os.path.isfile(source) and os.path.exists(output) and os.path.samefile(source, output):
+    if _is_one_file(source, output):
         raise InvalidRequest(
             f"{names[1]} {output} is the same file as {names[0]} {source}; name another",
             field=names[1].removeprefix("--"),
         )
+
+
+def _is_one_file(one: Path, other: Path) -> bool:
+    if not os.path.exists(one):
+        return os.path.realpath(one) == os.path.realpath(other)
+    return os.path.isfile(one) and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def try_writing(folder: Path) -> None:

@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from paceline.cli.app import app
 from paceline.errors import StartupError
+from paceline.simulate.saved_costs import write_costs
 from tests.commands import paceline_here
+from tests.simulate.made_up_costs import saved_costs
 
 
 def test_a_plan_is_told_drawn_and_written(tmp_path: Path) -> None:
@@ -19,6 +21,21 @@ def test_a_plan_is_told_drawn_and_written(tmp_path: Path) -> None:
         assert words in result.output
     assert "<svg" in (tmp_path / "plan.svg").read_text(encoding="utf-8")
     assert "PACELINE_TARGET_MEMORY=" in (tmp_path / "plan.env").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("--costs", "--output"), ("--costs", "--picture"), ("--picture", "--output")]
+)
+def test_no_file_of_a_plan_is_written_over_another(first: str, second: str, tmp_path: Path) -> None:
+    """Measured costs, or the picture, were gone, and the command said that all was well."""
+    path = tmp_path / "one"
+    if first == "--costs":
+        write_costs(path, saved_costs())
+    before = path.read_bytes() if path.exists() else None
+    status, out, err = paceline_here("plan", "--memory", "4GiB", first, str(path), second, str(path))
+    assert (status, out) == (1, "")
+    assert f"{second} {path} is the same file as {first} {path}" in err
+    assert (path.read_bytes() if path.exists() else None) == before
 
 
 def test_a_memory_below_the_bound_is_refused_with_its_numbers() -> None:

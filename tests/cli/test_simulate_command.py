@@ -44,6 +44,30 @@ def test_wrong_flags_are_named_with_their_remedy(costs: str, flags: tuple[str, .
     assert words in err and "give" in err
 
 
+@pytest.mark.parametrize(
+    ("name", "written"), [("--costs", "--output"), ("--trace", "--output"), ("--trace", "--save-costs")]
+)
+def test_what_a_simulation_reads_is_not_written_over(name: str, written: str, costs: str, tmp_path: Path) -> None:
+    """Measured costs were gone, and the command said that all was well."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"arrival_s":0,"prompt_tokens":4,"max_tokens":4}\n')
+    path = costs if name == "--costs" else str(trace)
+    before = Path(path).read_bytes()
+    status, out, err = paceline_here("simulate", "--costs", costs, "--trace", str(trace), written, path)
+    assert (status, out) == (1, "")
+    assert f"{written} {path} is the same file as {name} {path}" in err
+    assert Path(path).read_bytes() == before
+
+
+def test_costs_and_the_result_are_written_to_two_files(costs: str, tmp_path: Path) -> None:
+    both = str(tmp_path / "both.json")
+    status, out, err = paceline_here(
+        "simulate", "--costs", costs, "--clients", "1", "--save-costs", both, "--output", both
+    )
+    assert (status, out) == (1, "")
+    assert f"--output {both} is the same file as --save-costs {both}" in err
+
+
 def test_costs_come_from_one_place() -> None:
     status, _, err = paceline_here("simulate", "--clients", "1")
     assert status == 1
