@@ -48,7 +48,7 @@ async def supervise(settings: CoordinatorSettings) -> None:
             endpoints = [start.result() for start in starts]
             for index, endpoint in enumerate(endpoints):
                 log.info("process listens", index=index, pid=processes[index].pid, metrics=endpoint.metrics_url)
-            announce("coordinator", host_port(settings.host, port), endpoints[0].metrics_url)
+            announce("coordinator", host_port(settings.host, port), *(one.metrics_url for one in endpoints))
             async with side_by_side() as watching:
                 watches = [
                     watching.create_task(keep_running(one, partial(log.warning, index=index)))

@@ -50,7 +50,7 @@ class Service:
         self._flags = flags
         self._port = str(port_for_later())
         self.address = ""
-        self.metrics_url: str | None = None
+        self.metrics_urls: tuple[str, ...] = ()
         self._spawn()
 
     def _spawn(self) -> None:
@@ -68,7 +68,7 @@ class Service:
         line = self._stdout.readline()
         assert " listening on " in line, f"{self._module} ended before it listened"
         listens = announced_endpoint(line)
-        self.address, self.metrics_url = listens.address, listens.metrics_url
+        self.address, self.metrics_urls = listens.address, listens.metrics_urls
 
     def kill(self) -> None:
         """Kill as `kill -9`, which notifies nobody."""

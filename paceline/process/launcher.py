@@ -28,7 +28,7 @@ class Addresses:
     """None without a draft service."""
     target: str
     metrics_urls: tuple[str, ...]
-    """URLs of the services that run, in the order above; empty when metrics are not served."""
+    """URLs of the processes of services that run, in the order above; empty when metrics are not served."""
     gateway_url: str | None = None
     """None without a gateway."""
 
@@ -66,7 +66,7 @@ async def running_cluster(
             gateway = await _started_gateway(plan.gateway, at_coordinator.address, stack)
             if gateway:
                 watches.append(watch(gateway[0]))
-            urls = tuple(one.metrics_url for one in (at_coordinator, *at_drafts, at_target) if one.metrics_url)
+            urls = tuple(url for one in (at_coordinator, *at_drafts, at_target) for url in one.metrics_urls)
             gateway_url = _url(plan.gateway, gateway[1]) if plan.gateway and gateway else None
             yield Addresses(at_coordinator.address, draft, at_target.address, urls, gateway_url)
             for one in watches:

@@ -71,9 +71,10 @@ def freeze_heap() -> None:
     gc.collect()
 
 
-def announce(name: str, address: str, metrics_url: str | None) -> None:
-    """Print the only line on stdout, from which the starting process learns the ports."""
-    metrics = f", metrics on {metrics_url}" if metrics_url else ""
+def announce(name: str, address: str, *metrics_urls: str | None) -> None:
+    """Print the only line on stdout, from which the starting process learns the ports. None serves no metrics."""
+    known = ", ".join(filter(None, metrics_urls))
+    metrics = f", metrics on {known}" if known else ""
     with suppress(BrokenPipeError):  # that process is gone; with --stop-with-stdin, this one ends next
         print(f"{name} listening on {address}{metrics}", flush=True)
 

@@ -28,7 +28,12 @@ class Endpoint:
 
     address: str
     """`host:port` as seen from this machine."""
-    metrics_url: str | None
+    metrics_urls: tuple[str, ...] = ()
+    """Of each of its processes, the first one's first; empty when metrics are not served."""
+
+    @property
+    def metrics_url(self) -> str | None:
+        return self.metrics_urls[0] if self.metrics_urls else None
 
 
 @asynccontextmanager
@@ -152,8 +157,8 @@ def _pass_on(text: str) -> None:
 
 def announced_endpoint(line: str) -> Endpoint:
     """Return the addresses in the line that a service prints when it listens."""
-    listening, _, metrics_url = line.strip().partition(", metrics on ")
-    return Endpoint(_reachable(listening.rpartition(" ")[2]), metrics_url or None)
+    listening, _, metrics_urls = line.strip().partition(", metrics on ")
+    return Endpoint(_reachable(listening.rpartition(" ")[2]), tuple(filter(None, metrics_urls.split(", "))))
 
 
 def _reachable(address: str) -> str:

@@ -38,9 +38,12 @@ async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
     pairs: dict[str, PairOfCheckpoints],
 ) -> None:
     async with model_server("target", pairs["Llama"].target) as target:
-        service = Service("coordinator", "--processes", "2", "--target", target.address, "--draft", "none")
+        service = Service(
+            "coordinator", "--processes", "2", "--target", target.address, "--draft", "none", "--metrics-port", "0"
+        )
         try:
             await asyncio.to_thread(service.wait_until_listening)
+            assert len(set(service.metrics_urls)) == 2, "who started it learns of the first process's alone"
             await indexes(service.address, {0, 1})
             async with Client(service.address, PATIENT) as client:
                 expected = (await client.complete(REQUEST)).token_ids

@@ -195,7 +195,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Prometheus]:
         (gateway,) = stack.enter_context(
             running_services(["paceline.gateway", "--coordinator", trio.coordinator.address])
         )
-        urls = [one.metrics_url or "" for one in trio.all]
+        urls = [url for one in trio.all for url in one.metrics_urls]
         scraped = [url.removeprefix("http://").removesuffix("/metrics") for url in urls] + [gateway.address]
         async with (
             Client(trio.coordinator.address) as client,

@@ -210,7 +210,7 @@ async def disturbed(kinds: tuple[str, ...], target_count: int, monkeypatch: pyte
     done: list[str] = []
     recorded = cast(Any, Recorded(done))
     roles = ["target"] * target_count + ["draft", "coordinator"]
-    members = tuple(Member(role, role, recorded, Endpoint("x:1", None)) for role in roles)
+    members = tuple(Member(role, role, recorded, Endpoint("x:1")) for role in roles)
     disturbing, over = (
         Faults(ProcessCluster(members, recorded), kinds, gap_s=(0.001, 0.001), seed=1, began_s=0),
         asyncio.Event(),

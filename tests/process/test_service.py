@@ -9,6 +9,7 @@ from contextlib import suppress
 import pytest
 
 from paceline.process.service import announce, freeze_heap
+from paceline.process.service_process import Endpoint, announced_endpoint
 
 
 @pytest.fixture
@@ -28,6 +29,15 @@ def test_a_service_says_on_one_line_where_it_listens(capsys: pytest.CaptureFixtu
     announce("target_service", "127.0.0.1:7701", "http://127.0.0.1:9701/metrics")
     listening = "target_service listening on 127.0.0.1:7701, metrics on http://127.0.0.1:9701/metrics\n"
     assert capsys.readouterr().out == listening
+
+
+def test_who_starts_a_service_of_several_processes_learns_where_each_tells_its_metrics(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`paceline up --coordinator-processes` printed the first one's alone."""
+    urls = tuple(f"http://127.0.0.1:{port}/metrics" for port in (7710, 7711))
+    announce("coordinator", "127.0.0.1:7700", *urls)
+    assert announced_endpoint(capsys.readouterr().out) == Endpoint("127.0.0.1:7700", urls)
 
 
 def test_a_service_whose_starter_is_gone_before_it_listens_says_so_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class FakeService:
         if self.start_count is not None and self.starts > self.start_count:
             self._ends.put_nowait("ended with status 1")
             raise StartupError("it ended before it listened")
-        return Endpoint(f"{self.name}:1", None)
+        return Endpoint(f"{self.name}:1")
 
     async def ended(self) -> str:
         return await self._ends.get()
@@ -249,7 +249,7 @@ async def test_a_service_may_say_other_things_on_stdout_and_they_are_passed_on(
     """Review C15: its start waited for ever."""
     (modules / "chatty.py").write_text(CHATTY.format(announced="chatty listening on 127.0.0.1:7"))
     service = ServiceProcess("chatty", [])
-    assert await service.start() == Endpoint("127.0.0.1:7", None)
+    assert await service.start() == Endpoint("127.0.0.1:7")
     printed = ""
     while "said later" not in printed:
         await asyncio.sleep(0.01)
@@ -303,7 +303,7 @@ async def test_what_a_service_prints_stops_it_at_no_length(modules: Path, capsys
     """Reading ended at 64 KiB without an end of line, and the service waited for ever."""
     (modules / "chatty.py").write_text(TALKATIVE)
     service = ServiceProcess("chatty", [])
-    assert await service.start() == Endpoint("127.0.0.1:7", None)
+    assert await service.start() == Endpoint("127.0.0.1:7")
     printed = ""
     while printed.count("é") < 500_000:
         await asyncio.sleep(0.01)
@@ -318,7 +318,7 @@ async def test_a_service_runs_on_when_what_it_prints_can_go_nowhere(
     (modules / "chatty.py").write_text(TALKATIVE)
     monkeypatch.setattr(sys, "stderr", Closed())
     service = ServiceProcess("chatty", [])
-    assert await service.start() == Endpoint("127.0.0.1:7", None)
+    assert await service.start() == Endpoint("127.0.0.1:7")
     assert await service.ended() == "ended with status 0"
 
 
