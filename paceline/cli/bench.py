@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.checks import MAX_DRAFT_COUNT
 from paceline.cli.consoles import words_console
 from paceline.cli.options import (
     POLICIES,
@@ -17,6 +18,7 @@ from paceline.cli.options import (
     SourceSets,
     comma_counts,
     comma_list,
+    is_draft_count,
     run_async,
     with_flags,
     with_pair_flags,
@@ -162,8 +164,10 @@ def command(
 
 def _draft_counts(value: str) -> tuple[str, ...]:
     words = comma_list("--draft-counts", value)
-    if wrong := [word for word in words if word != "auto" and not word.isdecimal()]:
-        raise InvalidRequest(f"--draft-counts has {wrong[0]!r}; give numbers or auto", field="draft_counts")
+    if wrong := [word for word in words if not is_draft_count(word)]:
+        raise InvalidRequest(
+            f"--draft-counts has {wrong[0]!r}; give 0 to {MAX_DRAFT_COUNT}, or auto", field="draft_counts"
+        )
     return words
 
 

@@ -15,6 +15,7 @@ from paceline.cli.options import (
     MaxNewTokens,
     PromptCount,
     SourceSets,
+    check_draft_count,
     comma_counts,
     comma_list,
     run_async,
@@ -63,6 +64,7 @@ def command(
     Requests of a set that names `prediction` predict plain decoding's output, with every tenth token wrong. Exit status
     1 when float32 or strict outputs differ from what they must equal.
     """
+    check_draft_count(draft_count)
     batches = comma_counts("--batch-sizes", batch_sizes)
     chosen = comma_list("--policies", policies, POLICIES)
     precisions = tuple(Precision.parse(word, NAMED_DTYPES) for word in comma_list("--dtypes", dtypes))

@@ -290,11 +290,21 @@ def as_prompt(text: str, chat: bool | None, cluster: ClusterDescription) -> Prom
     return UserMessage(text) if use_template else Text(text)
 
 
+def is_draft_count(word: str) -> bool:
+    return word == "auto" or word in map(str, range(MAX_DRAFT_COUNT + 1))
+
+
+def check_draft_count(wanted: str) -> None:
+    """Raise InvalidRequest when `--draft-count` is no draft count."""
+    if not is_draft_count(wanted):
+        raise InvalidRequest(f"--draft-count is {wanted!r}; give 0 to {MAX_DRAFT_COUNT}, or auto", field="draft_count")
+
+
 def draft_limit(speculation: bool, options: ClusterOptions) -> int | None:
     """Return the `max_draft_count` for a request. Raise InvalidRequest when the flag is no draft count."""
     wanted = options.draft_count
-    if wanted not in (None, "auto") and wanted not in map(str, range(MAX_DRAFT_COUNT + 1)):
-        raise InvalidRequest(f"--draft-count is {wanted!r}; give 0 to {MAX_DRAFT_COUNT}, or auto", field="draft_count")
+    if wanted is not None:
+        check_draft_count(wanted)
     if not speculation:
         return 0
     return None if wanted in (None, "auto") else int(wanted)

@@ -51,6 +51,18 @@ def test_a_bench_leaves_its_result_a_table_and_two_plots(
     assert (tmp_path / "table.md").read_text().strip() in out
 
 
+@pytest.mark.parametrize(("command", "flag"), [("bench", "--draft-counts"), ("equivalence", "--draft-count")])
+@pytest.mark.parametrize("word", ["65", "-1", "many"])
+def test_a_draft_count_that_no_coordinator_takes_is_refused_before_anything_starts(
+    command: str, flag: str, word: str, tmp_path: Path
+) -> None:
+    """The coordinator refused it, after models had been loaded and the systems before it had started."""
+    folder = tmp_path / "results"
+    status, _, err = paceline_here(command, *SMALL, f"{flag}={word}", "--output", str(folder))
+    assert (status, folder.exists()) == (1, False)
+    assert f"{flag} " in err and f"'{word}'; give 0 to 64, or auto" in err
+
+
 class InterruptedWatch(FakeWatch):
     """Sends this process a signal in the middle of the runs."""
 
