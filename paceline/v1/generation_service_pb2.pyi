@@ -968,7 +968,7 @@ class Usage(_message.Message):
     accepted_count: _builtins.int
     """Draft tokens the target accepted."""
     round_count: _builtins.int
-    """Rounds the sequence took part in."""
+    """Rounds that gave the sequence tokens: one that only took in a part of its prompt is none."""
     queued_s: _builtins.float
     """Seconds from submission until its first round began."""
     cached_prompt_count: _builtins.int
