@@ -1,12 +1,15 @@
 """Acceptance, and speculative against plain decoding in turn, of the built-in pair on problems it never saw.
 
 python -m benchmarks.builtin_pair --data train.jsonl
+
+Exit status 1 when an output differs.
 """
 
 import asyncio
 import json
 from collections.abc import Sequence
 
+import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
@@ -35,7 +38,9 @@ def main(
     _, unseen = problems.load(data)
     questions = [problem.question for problem in unseen[:problem_count]]
     options = ClusterOptions(batch_size=batch_size, draft_count=draft_count, prefix_sharing=False)
-    console.print_json(json.dumps(asyncio.run(measure(questions, options, runs, max_new_tokens))))
+    found = asyncio.run(measure(questions, options, runs, max_new_tokens))
+    console.print_json(json.dumps(found))
+    raise typer.Exit(int(found["identical"] != found["problems"]))
 
 
 async def measure(

@@ -3,7 +3,7 @@
 python -m benchmarks.edits --input question.jsonl
 
 Requests predict what plain decoding gives, with every tenth line, counted through all outputs, turned round by words.
-Then plain decoding, the prediction alone and all sources run in turn.
+Then plain decoding, the prediction alone and all sources run in turn. Exit status 1 when an output differs.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from itertools import count
 
+import typer
 from rich.console import Console
 
 from benchmarks.commands import run_command
@@ -42,6 +43,7 @@ def main(
     prompts = encode_lines(select_lines(input, count=prompt_count), codec, chat=True)
     measured = asyncio.run(measure(prompts, codec, options, runs, max_new_tokens))
     console.print_json(json.dumps(summary(measured)))
+    raise typer.Exit(int(any(count < len(prompts) for count in identical_counts(measured).values())))
 
 
 async def measure(
@@ -79,8 +81,14 @@ def summary(measured: dict[str, list[Measured]]) -> dict[str, object]:
         "tokens_per_s": {name: round(rate) for name, rate in rates.items()},
         "of_plain": {name: round(median_ratio(runs, plain), 2) for name, runs in measured.items()},
         "quiet_runs": {name: sum(map(was_quiet, runs)) for name, runs in measured.items()},
-        "identical": {name: equal_count(runs, plain[0].outputs) for name, runs in measured.items()},
+        "identical": identical_counts(measured),
     }
+
+
+def identical_counts(measured: dict[str, list[Measured]]) -> dict[str, int]:
+    """Return how many outputs of each system are those of plain decoding, in every run."""
+    expected = measured[PLAIN][0].outputs
+    return {name: equal_count(runs, expected) for name, runs in measured.items()}
 
 
 if __name__ == "__main__":

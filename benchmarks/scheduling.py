@@ -49,8 +49,9 @@ PAPER_GROUPED = {2: (0.959, 0.236), 4: (0.893, 0.175), 8: (0.841, 0.048), 16: (0
 
 @app.command()
 def policies(data: Gsm8kFile, problem_count: int = 64, runs: int = 3, max_new_tokens: int = 160) -> None:
-    """Throughput, occupancy and grouping of each policy and lane count."""
-    asyncio.run(throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
+    """Throughput, occupancy and grouping of each policy and lane count. Exit status 1 when an output differs."""
+    rows = asyncio.run(throughput(SYSTEMS, _questions(data, problem_count), runs, max_new_tokens))
+    raise typer.Exit(int(not all(row["outputs_equal"] for row in rows)))
 
 
 @app.command()
@@ -73,7 +74,9 @@ def _questions(data: Path, count: int) -> list[str]:
 
 async def throughput(
     systems: Mapping[str, ClusterOptions], questions: Sequence[str], runs: int, max_new_tokens: int
-) -> None:
+) -> list[dict[str, object]]:
+    """Return a row of figures for each system; print it as it comes."""
+    rows = list[dict[str, object]]()
     async with AsyncExitStack() as stack:
         clusters, coordinators = await _clusters(stack, systems)
         sent = {name: ClusterSystem(*cluster, max_new_tokens) for name, cluster in clusters.items()}
@@ -88,6 +91,8 @@ async def throughput(
             row = row_of(name, measured[name], statistics, first)
             row["coordinator_cpu_ms_per_round"] = round(1e3 * spent_s / statistics.round_count, 2)
             console.print_json(json.dumps(row))
+            rows.append(row)
+    return rows
 
 
 async def _clusters(

@@ -97,7 +97,8 @@ class Seen:
         ]
 
 
-async def _compare(talk: Talk) -> None:
+async def compare(talk: Talk) -> int:
+    """Print what both placements came to; return how many conversations they gave other words."""
     table = Table("placement", "prompt tokens", "computed", "highest load", "tokens/s", "first token P50", "P99")
     seen = {}
     for name, remote in (("by load", Unaware), ("sticky", RemoteVerifier)):
@@ -110,6 +111,7 @@ async def _compare(talk: Talk) -> None:
     console.print(
         f"{ratio:.2f} times fewer prompt tokens computed; {differing} of {len(sticky.outputs)} outputs differ"
     )
+    return differing
 
 
 async def _talked(talk: Talk, remote: type[RemoteVerifier]) -> Seen:
@@ -187,9 +189,12 @@ def sticky(
     together: int = 24,
     batch_size: int = 16,
 ) -> None:
-    """Compare the two placements; a `--batch-size` below the number at once shows them where requests wait."""
+    """Compare the two placements; a `--batch-size` below the number at once shows them where requests wait.
+
+    Exit status 1 when an output differs.
+    """
     talk = Talk(targets, conversations, turns, system_tokens, answer_tokens, together, batch_size)
-    asyncio.run(_compare(talk))
+    raise typer.Exit(int(asyncio.run(compare(talk)) > 0))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from benchmarks import builtin_pair, choice, draft_lengths, edits, hostile, laws, scheduling, sharing
+from benchmarks import builtin_pair, choice, draft_lengths, edits, hostile, laws, scheduling, sharing, sticky
 from benchmarks.overload import holds
 from benchmarks.overload.watched_coordinator import LoopWatch
 from paceline.errors import InvalidRequest
@@ -21,6 +21,7 @@ from paceline.measure.system import Measured
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.types import ClusterStatistics, GenerationRequest, TokenIds
 from tests.fakes.watches import FakeWatch
+from training import problems
 
 QUIET, SPOILED = Contention(0.0, 1.0), Contention(0.5, 1.0)
 ROUNDS = RoundUse(verified_row_count=10, committed_count=30, drafted_count=50, accepted_count=20)
@@ -90,6 +91,43 @@ def test_an_output_that_hostile_drafts_changed_is_the_commands_failure(
     monkeypatch.setattr(hostile, "compare", compare)
     with pytest.raises(typer.Exit) as ended:
         hostile.main(prompts)
+    assert ended.value.exit_code == differing
+
+
+def returned(value: object) -> Callable[..., Any]:
+    """Return a coroutine function that has measured this."""
+
+    async def measure(*_: object) -> object:
+        return value
+
+    return measure
+
+
+@pytest.mark.parametrize("differing", [0, 1])
+@pytest.mark.parametrize("name", ["builtin_pair", "edits", "scheduling", "sticky"])
+def test_an_output_that_is_not_plain_decodings_is_the_commands_failure(
+    name: str, differing: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was printed, and the exit status was 0."""
+    question = tmp_path / "question.jsonl"
+    question.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["What?"]}))
+    systems = {"plain": [measured(5)], "speculative": [measured(5 + differing)]}
+    monkeypatch.setattr(problems, "load", lambda data: ([], []))
+    monkeypatch.setattr(
+        builtin_pair, "measure", returned(builtin_pair.summary(ClusterOptions(draft_count="5"), systems))
+    )
+    monkeypatch.setattr(edits, "measure", returned(systems))
+    rows = [scheduling.row_of(one, runs, COUNTED, [[1] * 5]) for one, runs in systems.items()]
+    monkeypatch.setattr(scheduling, "throughput", returned(rows))
+    monkeypatch.setattr(sticky, "compare", returned(differing))
+    commands: dict[str, Callable[[], None]] = {
+        "builtin_pair": lambda: builtin_pair.main(question),
+        "edits": lambda: edits.main(question),
+        "scheduling": lambda: scheduling.policies(question),
+        "sticky": sticky.sticky,
+    }
+    with pytest.raises(typer.Exit) as ended:
+        commands[name]()
     assert ended.value.exit_code == differing
 
 
