@@ -28,8 +28,10 @@ def run_service(name: str, settings: ProcessSettings, serving: Coroutine[Any, An
     configure_logs(settings.log_format, settings.log_level, name)
     forward_library_logs()
     structlog.get_logger().info("starting", version=__version__)
-    # The kernel drops unhandled signals to a container's first process. Before it serves, it can exit at once.
-    signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
+    # The kernel drops unhandled signals to a container's first process. Before it serves, it can exit at once: a model
+    # is loaded in a thread, for minutes, that nothing else ends.
+    for told in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(told, lambda number, _: os._exit(128 + number))
     try:
         with named_extras():
             uvloop.run(_served(settings, serving))

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -10,6 +11,7 @@ import pytest
 
 from paceline.process.service import announce, freeze_heap
 from paceline.process.service_process import Endpoint, announced_endpoint
+from tests.commands import python_code
 
 
 @pytest.fixture
@@ -48,6 +50,30 @@ def test_a_service_whose_starter_is_gone_before_it_listens_says_so_to_nobody(mon
     announce("target_service", "127.0.0.1:7701", None)
     with suppress(BrokenPipeError):
         nobody_reads.close()
+
+
+LOADING = """
+import asyncio, os, signal, sys, time
+from paceline.process.service import run_service
+from paceline.process.settings import parse_settings
+from target_service.config import TargetSettings
+
+def load():
+    os.kill(os.getpid(), signal.Signals[sys.argv[1]])
+    time.sleep(15)
+    print("loaded")
+
+async def serve():
+    await asyncio.to_thread(load)
+
+run_service("target_service", parse_settings(TargetSettings, "target_service", []), serve())
+"""
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_that_is_told_to_end_does_not_load_its_model_first(told: signal.Signals) -> None:
+    """After Ctrl-C it went on until the model was there."""
+    assert python_code(LOADING, told.name)[:2] == (128 + told, "")
 
 
 @pytest.mark.usefixtures("heap")
