@@ -67,6 +67,8 @@ class DraftLaws:
         """Raise InvalidRequest where points are too few, or too alike, for the law of acceptance."""
         self.used = [one for one in points if not one.held_out]
         self.held_out = [one for one in points if one.held_out]
+        if not self.used:
+            raise InvalidRequest("there are no points, or all of them are held out; give some that laws may learn from")
         self._quantities, self.acceptance = _law_of(self.used)
         self._token_s = _Line((one.depth, one.train_s / one.token_count) for one in self.used if one.train_s)
         self._step_s = _Line((one.depth, one.step_s) for one in self.used if one.step_s)

@@ -199,3 +199,10 @@ def test_the_command_prints_the_law(tmp_path: Path) -> None:
     status, out, err = paceline_here("laws", "fit", str(path), "--depth", "4", "--tokens", "16000000")
     assert (status, err) == (0, "")
     assert "0.060 ± 0.000 ln(tokens)" in out and f"{acceptance(4, 16e6):.3f}" in out
+
+
+@pytest.mark.parametrize("points", [[], [Point(1, 1000, 0.5, held_out=True)] * 9])
+def test_no_points_to_learn_from_are_no_law_of_too_few(points: list[Point]) -> None:
+    """The error told of a law of 0 numbers, and asked for two points, which would have been too few."""
+    with pytest.raises(InvalidRequest, match="all of them are held out"):
+        DraftLaws(points)
