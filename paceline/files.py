@@ -72,7 +72,7 @@ def check_distinct(source: Path, output: Path, names: tuple[str, str] = ("--inpu
     if _is_one_file(source, output):
         raise InvalidRequest(
             f"{names[1]} {output} is the same file as {names[0]} {source}; name another",
-            field=names[1].removeprefix("--"),
+            field=names[1].removeprefix("--").replace("-", "_"),
         )
 
 

@@ -131,8 +131,9 @@ class _RemoteModel:
 
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
+        names = [row.sequence_id for row in rows]
+        self._owed.difference_update(names)  # they are used again: who leaves them says so again
         with translated_errors():
-            names = [row.sequence_id for row in rows]
             response = answered(await self._work.ask(request, self._limited(timeout_s), names))
         check_answer_version(response.wire_version, self._kind)
         check_identity(self._identity, identity_from_pb(response.identity))

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from paceline.gateway import bodies
 from paceline.gateway.errors import HttpError, invalid, too_many
@@ -89,6 +89,15 @@ async def _received(request: Request, max_bytes: int, take_room: Callable[[int],
     except TimeoutError:
         raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
     return bytes(content)
+
+
+async def read_away(request: Request) -> None:
+    """Read the body of a request that is refused and whose connection ends then, which the server reads no further."""
+    # Cancelled by nothing but the end of the server, which lets an answer be sent yet.
+    with suppress(TimeoutError, ClientDisconnect, asyncio.CancelledError):
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for _ in request.stream():
+                pass
 
 
 def parse(content: bytes, kind: type[BodyT]) -> BodyT:

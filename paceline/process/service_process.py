@@ -75,10 +75,11 @@ class ServiceProcess:
         """
         try:
             self._process = await self._started()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter where there is no room for the thread that waits for it
+            reason = getattr(error, "strerror", None) or error
             raise StartupError(
-                f"{self.module} cannot be started: {error.strerror or error}; leave memory, processes and open files "
-                "of this machine for it"
+                f"{self.module} cannot be started: {reason}; leave memory, processes and open files of this machine "
+                "for it"
             ) from error
         assert self._process.stdout is not None
         announced: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -168,7 +169,9 @@ def _reachable(address: str) -> str:
 
 
 def _port_flags(endpoint: Endpoint) -> tuple[str, ...]:
+    """Return the flags for the same ports. The first metrics port tells those of several processes that follow it."""
     flags: tuple[str, ...] = ("--port", endpoint.address.rpartition(":")[2])
-    if endpoint.metrics_url:
-        flags += ("--metrics-port", endpoint.metrics_url.rpartition(":")[2].partition("/")[0])
+    ports = [int(url.rpartition(":")[2].partition("/")[0]) for url in endpoint.metrics_urls]
+    if ports and ports == [*range(ports[0], ports[0] + len(ports))]:
+        flags += ("--metrics-port", str(ports[0]))
     return flags

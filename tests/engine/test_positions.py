@@ -44,13 +44,17 @@ def written(folder: Path, family: str, kind: str) -> str:
         # Phi-3's configuration takes the original length from a separate field.
         "Phi3": {"original_max_position_embeddings": ORIGINAL_LENGTH},
         "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        # It hides nothing from the longest sequence that is served.
+        "Starcoder2": {"sliding_window": ORIGINAL_LENGTH + 1},
     }
     return str(write_model(folder, family, rope_parameters=rope, **own.get(family, {})))
 
 
-@pytest.mark.parametrize(("family", "kind"), [*product(("Llama", "Qwen3Moe"), ROPES), ("Phi3", "longrope")])
+@pytest.mark.parametrize(
+    ("family", "kind"), [*product(("Llama", "Qwen3Moe"), ROPES), ("Phi3", "longrope"), ("Starcoder2", "longrope")]
+)
 def test_every_position_that_is_served_has_the_models_own_logits(family: str, kind: str, tmp_path: Path) -> None:
-    """Qwen3Moe goes through its modules, the others straight through their weights; the same pass has a short row."""
+    """Qwen3Moe and Starcoder2 go through their modules, the others through weights; the same pass has a short row."""
     folder = written(tmp_path, family, kind)
     model = load_model(folder)
     length = model.description.max_length

@@ -5,7 +5,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from paceline.gateway.config import GatewaySettings
 from paceline.gateway.errors import shutting_down
 from paceline.gateway.generating import generate_all
 from paceline.gateway.http import UNREAD_OPTION, Http, hang_up_on_unread
+from paceline.gateway.running import Running
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments, instruments
 from paceline.security.certificates import end_times_s
@@ -34,7 +35,7 @@ from tests.spans import Spans, until
 
 NOWHERE = "127.0.0.1:1"
 ASKED = {"prompt": [4, 5], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
-REFUSED = b"POST /v1/completions HTTP/1.1\r\nhost: it\r\ncontent-length: 9\r\n\r\n"
+REFUSED = b"POST /v1/completions HTTP/1.1\r\nhost: it\r\ncontent-length: 900000\r\n\r\n"
 HASTY = RetryPolicy(retry_for_s=60, wait_while_full=False)
 
 
@@ -152,6 +153,22 @@ async def test_requests_that_run_when_it_stops_come_to_their_end() -> None:
     assert [one for chunk in chunks for one in chunk["choices"][0]["token_ids"]] == continuation((4, 5), 20)
 
 
+async def test_who_still_sends_a_body_to_a_gateway_that_stops_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection closed in the midst of the body, so that it was reset and the answer lost."""
+    monkeypatch.setattr(Running, "is_draining", property(lambda _: True, lambda _, value: None), raising=False)
+    async with gateway(NOWHERE) as address:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(REFUSED)
+        for _ in range(9):
+            await asyncio.sleep(0.01)
+            writer.write(bytes(100_000))
+            await writer.drain()
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503")
+        assert b"connection: close" in await reader.read()
+        writer.close()
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: bool) -> None:
     """They got 500 in plain text, or a stream that broke off."""
@@ -177,12 +194,17 @@ async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: b
 
 
 @pytest.mark.parametrize(
-    "begun",
-    [b"", b"POST /v1/completions HTTP/1.1\r\nhost:", b"GET /health/live HTTP/1.1\r\nhost: it\r\n\r\n", REFUSED + b"{"],
-    ids=["nothing", "half a head", "nothing more", "a part of a body that was refused"],
+    ("begun", "drop"),
+    [
+        (b"", b""),
+        (b"POST /v1/completions HTTP/1.1\r\nhost:", b"x"),
+        (b"GET /health/live HTTP/1.1\r\nhost: it\r\n\r\n", b""),
+        (REFUSED, b"x"),
+    ],
+    ids=["nothing", "a head that never ends", "nothing more", "the body of what was refused"],
 )
 async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_waits_for_an_answer_is_not(
-    begun: bytes, monkeypatch: pytest.MonkeyPatch
+    begun: bytes, drop: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All but the third were kept for as long as the client lived, or for ever where that had vanished."""
     connections, verifier = made_connections(monkeypatch), HeldVerifier(1)
@@ -198,9 +220,13 @@ async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_wait
         monkeypatch.setattr(Http, "timeout_keep_alive", property(lambda _: 0.05, lambda _, value: None), raising=False)
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        for place in range(len(begun)):  # drop by drop, which does not prolong it
-            writer.write(begun[place : place + 1])
-        await reader.read()
+        writer.write(begun)
+        reading = asyncio.create_task(reader.read())
+        while not reading.done():  # what comes does not prolong it
+            writer.write(drop)
+            await asyncio.sleep(0.01)
+        with suppress(ConnectionError):
+            await reading
         writer.close()
         verifier.open.set()
         assert (await asking).status_code == 200

@@ -41,7 +41,7 @@ async def coordinator_here(module: str, flags: Sequence[str]) -> AsyncIterator[E
     settings = read_settings(CoordinatorSettings, module, flags)
     with instruments(module, settings) as watched:
         async with running_coordinator(settings, watched) as server:
-            yield Endpoint(server.address, (watched.metrics_url or "",))
+            yield Endpoint(server.address, tuple(filter(None, [watched.metrics_url])))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -259,6 +260,22 @@ async def test_a_service_may_say_other_things_on_stdout_and_they_are_passed_on(
     assert await service.ended() == "ended by signal 15"
 
 
+@pytest.mark.parametrize(("ports", "told"), [((8, 9), ["--metrics-port 8"]), ((8, 10), []), ((), [])])
+async def test_a_restart_is_told_metrics_ports_that_the_first_one_tells(
+    ports: Sequence[int], told: list[str], modules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of free ports that do not follow each other the second one's place was another's after a restart."""
+    urls = ", ".join(f"http://127.0.0.1:{port}/metrics" for port in ports)
+    listening = "chatty listening on 127.0.0.1:7" + (f", metrics on {urls}" if urls else "")
+    (modules / "chatty.py").write_text("import sys\nprint(*sys.argv)\n" + CHATTY.format(announced=listening))
+    service = ServiceProcess("chatty", [])
+    for _ in range(2):
+        await service.start()
+        await service.stop()
+        await service.ended()
+    assert re.findall(r"--metrics-port \d+", capsys.readouterr().err) == told
+
+
 async def test_a_folder_for_spans_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "file", tmp_path / "file/below"):
@@ -322,8 +339,11 @@ async def test_a_service_runs_on_when_what_it_prints_can_go_nowhere(
     assert await service.ended() == "ended with status 0"
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(errno.EAGAIN, "Resource temporarily unavailable"), RuntimeError("can't start new thread")]
+)
 async def test_a_machine_without_room_for_a_process_is_tried_again_and_told(
-    modules: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, modules: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error ended the command, and with it every other service."""
     (modules / "chatty.py").write_text(CHATTY.format(announced="chatty listening on 127.0.0.1:7"))
@@ -332,15 +352,12 @@ async def test_a_machine_without_room_for_a_process_is_tried_again_and_told(
     await service.kill()
 
     async def no_room(*_: object, **__: object) -> asyncio.subprocess.Process:
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        raise error
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", no_room)
     with pytest.raises(StartupError, match="chatty ended by signal 9: 5 starts in a row were of no use"):
         await time.run(keep_running(service, words.append, time.clock, time.sleep))
-    why = (
-        "chatty cannot be started: Resource temporarily unavailable; leave memory, processes and open files of this "
-        "machine for it"
-    )
+    why = f"chatty cannot be started: {error.args[-1]}; leave memory, processes and open files of this machine for it"
     assert words.count(why) == 5
     await service.stop()
 

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import grpc
@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
-from paceline.errors import CallTimedOut, InvalidRequest, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 from paceline.security.access import Context
 from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
@@ -274,6 +274,23 @@ async def test_a_sequence_is_freed_after_a_request_that_was_given_up_behind_anot
             await asyncio.sleep(0)
             await drafter.release([])
         assert servicer.names == ["held", "other is freed", "ended", "ended is freed"]
+        await drafter.close()
+
+
+async def test_a_sequence_that_is_used_again_before_it_was_freed_is_kept() -> None:
+    """It was freed while it was in use, and computed once more."""
+
+    def row(name: str) -> ProposeRow:
+        return ProposeRow(name, 0, (1,), 1)
+
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        servicer.go_on.set()
+        drafter = RemoteDrafter(channel, TIMEOUT_S)
+        drafter.owe(["moved", "ended"])
+        with suppress(PacelineError):  # what answers here answers no rows
+            await drafter.propose([row("moved")])
+        await drafter.release([])
+        assert servicer.names == ["moved", "ended is freed"]
         await drafter.close()
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface
 
+from paceline.engine.attention.longest import hides_tokens
 from paceline.engine.interfaces import Attention, Span
 from paceline.errors import ModelNotUsable
 
@@ -43,8 +44,9 @@ def ragged_attention(
     Return [1, T, H, D]. Raise ModelNotUsable when the model asks for a kind of attention that the engine lacks.
     """
     used = [meaning for name, meaning in UNSUPPORTED.items() if options.get(name) is not None]
-    if _hides(options.get("sliding_window"), module):
-        used.append("sliding-window attention")
+    window = options.get("sliding_window")
+    if window is not None and hides_tokens(window, getattr(module, "config", None)):
+        used.append(f"sliding-window attention (a window of {window})")
     if attention_mask is not None:  # transformers makes none for this function: the model has made it, or changed it
         used.append("an attention mask of its own")
     if used:
@@ -53,12 +55,6 @@ def ragged_attention(
     scale = scaling if scaling is not None else query.shape[3] ** -0.5
     attended = packed_attention.attend(layer, query[0], key[0], value[0], scale)
     return attended.transpose(0, 1)[None].contiguous(), None  # which some models view in another shape
-
-
-def _hides(window: int | None, module: torch.nn.Module) -> bool:
-    """Return whether a window may hide tokens of the longest sequence of the module's model."""
-    longest = getattr(getattr(module, "config", None), "max_position_embeddings", None)
-    return window is not None and (longest is None or window < longest)
 
 
 class Shield:

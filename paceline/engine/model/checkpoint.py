@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
 
+from paceline.engine.attention.longest import hides_tokens
 from paceline.engine.model.hub import folder_of
 from paceline.errors import ModelNotUsable
 from paceline.types import TokenizerFiles
@@ -166,7 +167,7 @@ def _check_kind(model: str, config: Any) -> None:
     # An architecture with a window and without such a field does not read one that the file has all the same.
     has_switch = hasattr(type(config), "use_sliding_window") or not hasattr(type(config), "sliding_window")
     is_used = not has_switch or getattr(config, "use_sliding_window", True)
-    if window and is_used and _hides_tokens(window, config):
+    if window and is_used and hides_tokens(window, config):
         raise ModelNotUsable(
             f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
         )
@@ -176,15 +177,6 @@ def _check_kind(model: str, config: Any) -> None:
     if getattr(config, "attn_temperature_tuning", None):
         # transformers takes the place in a pass for the position, where rows are packed.
         raise ModelNotUsable(f"model {model!r} scales queries by position (attn_temperature_tuning is set)")
-
-
-def _hides_tokens(window: Any, config: Any) -> bool:
-    """Return whether a window is shorter than the longest sequence.
-
-    One that is not stays in the configuration, for some architectures turn queries and keys by it alone (EXAONE 4).
-    """
-    longest = getattr(config, "max_position_embeddings", None)
-    return not (isinstance(window, int) and isinstance(longest, int) and window >= max_length_of(config))
 
 
 def _check_sizes(model: str, config: Any) -> None:
@@ -208,18 +200,6 @@ def _check_end_tokens(model: str, path: Path) -> None:
     ids = stated if isinstance(stated, list) else [] if stated is None else [stated]
     if not all(type(one) is int for one in ids):
         raise ModelNotUsable(f"model {model!r}: {path.name} has eos_token_id {stated!r}; give a token id, or a list")
-
-
-def max_length_of(config: Any) -> int:
-    """Return the length of the longest sequence that may be served.
-
-    With `longrope` it is the original length: one token beyond it changes the frequencies of all tokens of a call,
-    those of other sequences too.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict)]
-    original = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
-    return min([int(config.max_position_embeddings), *original])
 
 
 def _check_architecture(model: str, architectures: list[str], raw: dict[str, Any]) -> None:

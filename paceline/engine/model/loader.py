@@ -13,10 +13,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreT
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.attention.common import ATTENTION_NAME
+from paceline.engine.attention.longest import max_length_of
 from paceline.engine.backend import find_backend
 from paceline.engine.interfaces import KvShape
 from paceline.engine.memory import is_out_of_memory
-from paceline.engine.model.checkpoint import Checkpoint, label_of, max_length_of
+from paceline.engine.model.checkpoint import Checkpoint, label_of
 from paceline.engine.model.decoder import Decoder, make_decoder, make_ranked_decoder
 from paceline.engine.model.identity import Origin, origin_of_files, origin_of_module
 from paceline.engine.model.model import LoadedModel

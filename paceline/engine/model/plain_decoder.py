@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from paceline.engine.attention.longest import max_length_of
 from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
-from paceline.engine.model.checkpoint import max_length_of
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import take
 from paceline.engine.model.plain_layer import Layer, Norm
