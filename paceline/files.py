@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 
 from paceline.errors import InvalidRequest
@@ -74,6 +75,13 @@ def check_distinct(source: Path, output: Path, names: tuple[str, str] = ("--inpu
             f"{names[1]} {output} is the same file as {names[0]} {source}; name another",
             field=names[1].removeprefix("--").replace("-", "_"),
         )
+
+
+def check_all_distinct(*files: tuple[Path | None, str]) -> None:
+    """Raise InvalidRequest when two of a command's files are one. Each comes with its flag; those written come last."""
+    for (source, name), (output, own_name) in combinations(files, 2):
+        if source and output:
+            check_distinct(source, output, (name, own_name))
 
 
 def _is_one_file(one: Path, other: Path) -> bool:

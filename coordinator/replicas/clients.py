@@ -202,7 +202,7 @@ class RemoteVerifier(_RemoteModel):
         if errors and not sent:
             return Verdicts([*errors.values()])
         response = await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s)
-        verdicts = verdicts_from_pb(response, sent)
+        verdicts = verdicts_from_pb(sent, response)
         return replace(verdicts, results=_with_errors(verdicts.results, errors)) if errors else verdicts
 
     async def _release(self, sequence_ids: list[str]) -> None:

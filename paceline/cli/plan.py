@@ -1,7 +1,6 @@
 """`paceline plan`: what a pair needs and gives within a memory, before anything is bought or started."""
 
 from dataclasses import dataclass, replace
-from itertools import combinations
 from math import isfinite
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from paceline.cli.consoles import words_console
 from paceline.cli.options import with_flags
 from paceline.cli.plan_view import needs_table, settings_table, shown_bytes, write_picture
 from paceline.errors import InvalidRequest, StartupError
-from paceline.files import check_distinct
+from paceline.files import check_all_distinct
 from paceline.kv_memory import parse_memory
 from paceline.measure.figures import check_plots
 from paceline.planning.dimensions import ModelDimensions, read_dimensions
@@ -146,7 +145,7 @@ def command(
     console = words_console(soft_wrap=True)
     if picture:
         check_plots()
-    _check_files(machine.costs, output, picture)
+    check_all_distinct((machine.costs, "--costs"), (picture, "--picture"), (output, "--output"))
     pair = models.pair(machine.device)
     workload = served.workload(pair)
     by_step = machine.round_costs(pair)
@@ -163,14 +162,6 @@ def command(
         words = f"paceline plan: {served.conversations} conversations of {served.tokens} tokens in {memory}"
         write_variables(output, variables(chosen, models.target_model, models.draft_model, models.heads), words)
         console.print(f"settings: {output}")
-
-
-def _check_files(costs: Path | None, output: Path | None, picture: Path | None) -> None:
-    """Raise InvalidRequest where one file would be written over another."""
-    written = ((picture, "--picture"), (output, "--output"))
-    for (source, name), (path, own_name) in combinations(((costs, "--costs"), *written), 2):
-        if source and path:
-            check_distinct(source, path, (name, own_name))
 
 
 def _models(pair: Pair) -> list[ModelDimensions]:

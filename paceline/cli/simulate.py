@@ -17,7 +17,7 @@ from paceline.cli.load_view import summary_lines, summary_table
 from paceline.cli.options import draft_limit, run_async, with_flags
 from paceline.client import Client
 from paceline.errors import InvalidRequest
-from paceline.files import check_distinct, replace_file
+from paceline.files import check_all_distinct, replace_file
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.simulate.cluster import (
     LONGEST_S,
@@ -143,11 +143,9 @@ def command(
 ) -> None:
     """Simulate a cluster by the costs that another one measured."""
     console = words_console()
-    for source, name in ((costs, "--costs"), (workload.trace, "--trace"), (save_costs, "--save-costs")):
-        if source and output:
-            check_distinct(source, output, (name, "--output"))
-    if workload.trace and save_costs:
-        check_distinct(workload.trace, save_costs, ("--trace", "--save-costs"))
+    written = (save_costs, "--save-costs"), (output, "--output")
+    check_all_distinct((costs, "--costs"), written[1])  # costs may be saved where they were
+    check_all_distinct((workload.trace, "--trace"), *written)
     saved = _costs(costs, connection)
     if save_costs:
         write_costs(save_costs, saved)

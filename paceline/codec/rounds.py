@@ -211,10 +211,10 @@ def _write_choice(message: target_service_pb2.VerifyTokensResult, verdict: types
 
 
 def verdicts_from_pb(
-    response: target_service_pb2.VerifyTokensResponse, rows: Sequence[types.VerifyRow] | None = None
+    rows: Sequence[types.VerifyRow], response: target_service_pb2.VerifyTokensResponse
 ) -> types.Verdicts:
-    """Read verdicts. With the `rows` that they answer, nothing is looked for that none of these asks for."""
-    read = _outcome_from_pb if rows is None else _reader_for(rows)
+    """Read the verdicts that answer these rows. Nothing is looked for that none of them asks for."""
+    read = _reader_for(rows)
     results = [
         read(one) if one.HasField("next_token_id") and not one.HasField("status") else _outcome_from_pb(one)
         for one in response.results

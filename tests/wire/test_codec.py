@@ -144,7 +144,7 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
     assert proposals.results[0] == types.Proposal((1, 2), 9)
     assert isinstance(proposals.results[1], errors.PrefixNotCached)
     assert (proposals.timing, proposals.identity) == (timing, identity)
-    rows = [types.VerifyRow(one, 0, (1,), ()) for one in "ab"]
+    row = types.VerifyRow("a", 0, (1,), (), top_logprob_count=1)
     given: list[types.VerifyOutcome | errors.PacelineError] = [
         failed,
         types.Verdict(0, 0, 0),
@@ -159,9 +159,8 @@ def test_results_survive_the_wire_beside_failed_rows() -> None:
             1, 2, 3, draft_token_ids=(4,), further=(types.Verdict(0, 6, 4, LOGPROBS), types.Verdict(0, 7, 5))
         ),
     ]
-    verdicts = rounds.verdicts_from_pb(
-        rounds.verdicts_to_pb(rows[:1] * len(given), types.Verdicts(given, timing, identity))
-    )
+    rows = [row] * len(given)
+    verdicts = rounds.verdicts_from_pb(rows, rounds.verdicts_to_pb(rows, types.Verdicts(given, timing, identity)))
     assert isinstance(verdicts.results[0], errors.PrefixNotCached)
     assert verdicts.results[1:] == given[1:]
     assert (verdicts.timing, verdicts.identity) == (timing, identity)
@@ -186,7 +185,7 @@ def test_of_verdicts_all_is_read_that_any_row_asks_for(asked: dict[str, int], gi
         types.Prefilled(7, reused_count=3),
         errors.PrefixNotCached("gone"),
     ]
-    read = rounds.verdicts_from_pb(rounds.verdicts_to_pb(rows, types.Verdicts(results)), rows).results
+    read = rounds.verdicts_from_pb(rows, rounds.verdicts_to_pb(rows, types.Verdicts(results))).results
     assert read[:3] == results[:3]
     assert isinstance(read[3], errors.PrefixNotCached)
 
