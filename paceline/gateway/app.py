@@ -20,6 +20,7 @@ from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
 from paceline.gateway.errors import HANDLERS, http_error, shutting_down
 from paceline.gateway.page import Page
+from paceline.gateway.unread import ReadsAway
 from paceline.security.tokens import KnownTokens
 from paceline.types import ClusterDescription
 
@@ -42,7 +43,7 @@ def make_app(
         Route("/", page.answer),
         Route("/page/{name}", page.answer),
     ]
-    middleware = []
+    middleware = [Middleware(ReadsAway)]
     if cors_origins:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         allowed["expose_headers"] = ["retry-after"]  # else no page knows when to ask again

@@ -18,7 +18,7 @@ from paceline.gateway.errors import HttpError, answer_to, shutting_down, too_man
 from paceline.gateway.generating import Deliver, Generator, bounded, generate_all, unless_client_leaves
 from paceline.gateway.metrics import GatewayMetrics
 from paceline.gateway.models import ServedModel
-from paceline.gateway.reading import BODY_TIMEOUT_S, BodyRoom, parse, read_away, read_body
+from paceline.gateway.reading import BODY_TIMEOUT_S, BodyRoom, parse, read_body
 from paceline.gateway.record import CLIENT_LEFT, RequestRecord
 from paceline.gateway.requests import own_names
 from paceline.gateway.running import Running
@@ -63,8 +63,6 @@ class Endpoint(Generic[BodyT]):
         if refusal := self._refusal():
             record.status, record.error_code = refusal.status, refusal.code
             record.end(None, is_streamed=False)
-            if gateway.running.is_draining:
-                await read_away(Request(scope, receive))
             raise refusal
         request, scheme = Request(scope, receive), scope.get("scheme", "http")  # ASGI lets a server leave it out
         call = _Call(self._api, gateway, request, send, record)

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from paceline.gateway import bodies
 from paceline.gateway.errors import HttpError, invalid, too_many
@@ -68,10 +68,7 @@ async def read_body(
 
 
 async def _received(request: Request, max_bytes: int, take_room: Callable[[int], None]) -> bytes:
-    """Return the body. The server reads away what is left of a body that is refused.
-
-    A connection that closed in its midst would be reset, and most clients would never see the answer.
-    """
+    """Return the body. What is left of one that is refused is read away, by the server or by `ReadsAway`."""
     too_large = HttpError(
         413, f"the body is larger than the {max_bytes} bytes that are taken", code="request_too_large"
     )
@@ -89,15 +86,6 @@ async def _received(request: Request, max_bytes: int, take_room: Callable[[int],
     except TimeoutError:
         raise HttpError(408, f"the body did not come within {BODY_TIMEOUT_S:g} s") from None
     return bytes(content)
-
-
-async def read_away(request: Request) -> None:
-    """Read the body of a request that is refused and whose connection ends then, which the server reads no further."""
-    # Cancelled by nothing but the end of the server, which lets an answer be sent yet.
-    with suppress(TimeoutError, ClientDisconnect, asyncio.CancelledError):
-        async with asyncio.timeout(BODY_TIMEOUT_S):
-            async for _ in request.stream():
-                pass
 
 
 def parse(content: bytes, kind: type[BodyT]) -> BodyT:

@@ -157,16 +157,53 @@ async def test_who_still_sends_a_body_to_a_gateway_that_stops_is_told_so(monkeyp
     """The connection closed in the midst of the body, so that it was reset and the answer lost."""
     monkeypatch.setattr(Running, "is_draining", property(lambda _: True, lambda _, value: None), raising=False)
     async with gateway(NOWHERE) as address:
-        host, _, port = address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(REFUSED)
-        for _ in range(9):
-            await asyncio.sleep(0.01)
-            writer.write(bytes(100_000))
-            await writer.drain()
-        assert (await reader.readline()).startswith(b"HTTP/1.1 503")
-        assert b"connection: close" in await reader.read()
+        answer = await answer_amid_a_body(address, REFUSED)
+    assert answer.startswith(b"HTTP/1.1 503")
+    assert b"connection: close" in answer
+
+
+@pytest.mark.parametrize("ends", [(b"1.0", b"x: y"), (b"1.1", b"connection: Keep-Alive, Close")])
+@pytest.mark.parametrize(
+    ("path", "media_type", "status"),
+    [
+        (b"/v1/completions", b"application/json", b"413"),
+        (b"/v1/completions", b"text/plain", b"415"),
+        (b"/v1/models", b"application/json", b"405"),
+        (b"/v1/embeddings", b"application/json", b"404"),
+    ],
+)
+async def test_who_still_sends_a_body_is_told_why_it_is_refused_where_the_connection_ends_with_that(
+    path: bytes, media_type: bytes, status: bytes, ends: tuple[bytes, bytes]
+) -> None:
+    """It was reset, as nginx's connections are unless it is told to keep them, and nginx made 502 of it."""
+    version, header = ends
+    lines = (b"POST %s HTTP/%s" % (path, version), b"host: it", b"content-type: " + media_type, header)
+    head = b"\r\n".join((*lines, b"content-length: 900000", b"", b""))
+    async with gateway(NOWHERE, max_body_bytes=1000) as address:
+        answer = await answer_amid_a_body(address, head)
+    assert answer.startswith(b"HTTP/1.1 " + status)
+
+
+async def test_who_expects_to_be_asked_for_a_body_is_told_at_once_that_it_is_refused() -> None:
+    head = REFUSED.replace(b"host: it", b"host: it\r\nconnection: close\r\nexpect: 100-continue")
+    async with gateway(NOWHERE) as address:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(head)
+        assert (await reader.read()).startswith(b"HTTP/1.1 415")
         writer.close()
+
+
+async def answer_amid_a_body(address: str, head: bytes) -> bytes:
+    """Return what is answered to a head with 900,000 bytes of body that come bit by bit."""
+    reader, writer = await asyncio.open_connection(*address.split(":"))
+    writer.write(head)
+    for _ in range(9):
+        await asyncio.sleep(0.01)
+        writer.write(bytes(100_000))
+        await writer.drain()
+    answer = await reader.read()
+    writer.close()
+    return answer
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
