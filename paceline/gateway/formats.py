@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.gateway.bodies import ChatBody, GenerationBody, NamedTool
+from paceline.gateway.bodies import ChatBody, GenerationBody, NamedTool, ResponseFormatBody
 from paceline.gateway.errors import invalid
-from paceline.gateway.tool_calls import ToolFormat, forced_calls
+from paceline.gateway.tool_calls import ToolFormat, answer_or_calls, forced_calls
 from paceline.types import ResponseFormat
 
 ANY_OBJECT = '{"type": "object"}'
@@ -14,7 +14,7 @@ ANY_OBJECT = '{"type": "object"}'
 
 def response_format_of(body: GenerationBody, tool_format: ToolFormat) -> ResponseFormat | None:
     """Return the format that a body asks for; None for any. Raise HttpError when it asks for several."""
-    formats = [*_asked(body), *_forced(body, tool_format)]
+    formats = [*_asked(body, tool_format), *_forced(body, tool_format)]
     if len(formats) > 1:
         fields = ", ".join(field for field, _ in formats)
         raise invalid(f"the output cannot follow several formats: {fields}; give one of them", formats[1][0])
@@ -34,15 +34,14 @@ def format_field(body: GenerationBody) -> str:
     return next((field for field, is_given in fields.items() if is_given), "response_format")
 
 
-def _asked(body: GenerationBody) -> Iterator[tuple[str, ResponseFormat]]:
-    asked = body.response_format
-    if asked and asked.type == "json_object":
-        yield "response_format", ResponseFormat(json_schema=ANY_OBJECT)
-    if asked and asked.type == "json_schema":
-        if not asked.json_schema or asked.json_schema.schema_ is None:
-            raise invalid("response_format.json_schema has no schema; give one", "response_format.json_schema")
-        schema = as_json(asked.json_schema.schema_, "response_format.json_schema")
-        yield "response_format", ResponseFormat(json_schema=schema)
+def _asked(body: GenerationBody, tool_format: ToolFormat) -> Iterator[tuple[str, ResponseFormat]]:
+    if body.response_format and body.response_format.type != "text":
+        schema = _schema(body.response_format)
+        if isinstance(body, ChatBody) and body.calls_tools and not body.forces_call:
+            several = body.parallel_tool_calls is not False
+            yield "response_format", answer_or_calls(tool_format, body.tool_names, schema, several=several)
+        else:
+            yield "response_format", ResponseFormat(json_schema=schema)
     if body.guided_regex is not None:
         yield "guided_regex", ResponseFormat(regex=_given(body.guided_regex, "guided_regex"))
     if (given := body.structured_outputs) is None:
@@ -54,6 +53,14 @@ def _asked(body: GenerationBody) -> Iterator[tuple[str, ResponseFormat]]:
         yield "structured_outputs.regex", ResponseFormat(regex=_given(given.regex, "structured_outputs.regex"))
     if given.grammar is not None:
         yield "structured_outputs.grammar", ResponseFormat(grammar=_given(given.grammar, "structured_outputs.grammar"))
+
+
+def _schema(asked: ResponseFormatBody) -> str:
+    if asked.type == "json_object":
+        return ANY_OBJECT
+    if not asked.json_schema or asked.json_schema.schema_ is None:
+        raise invalid("response_format.json_schema has no schema; give one", "response_format.json_schema")
+    return as_json(asked.json_schema.schema_, "response_format.json_schema")
 
 
 def _forced(body: GenerationBody, tool_format: ToolFormat) -> Iterator[tuple[str, ResponseFormat]]:

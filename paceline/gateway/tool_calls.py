@@ -1,4 +1,4 @@
-"""Calls of tools in outputs: the two forms that models write them in, how they are found, and how they are forced.
+"""Calls of tools in outputs: the two forms that models write them in, how they are found, and formats that have them.
 
 Hermes' form is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` amid text; that of Llama 3 is an output that
 is nothing but `{"name": ..., "parameters": {...}}`.
@@ -254,11 +254,32 @@ def forced_calls(form: ToolFormat, tools: Sequence[Json], *, several: bool) -> R
     """Return the format of an output that is a call of one of the tools; with `several`, one call or more."""
     if form == "llama3-json":
         return ResponseFormat(json_schema=_dumps(_any_call(tools, "parameters")))
+    return ResponseFormat(grammar=f"start: calls\n{_hermes_calls(tools, several=several)}")
+
+
+def answer_or_calls(form: ToolFormat, tool_names: Collection[str], schema: str, *, several: bool) -> ResponseFormat:
+    """Return the format of an output that follows a JSON Schema or else is calls, which may have any arguments.
+
+    As where the model calls freely, schemas of tools hold nothing up: some could not be followed.
+    """
+    tools = [{"function": {"name": name}} for name in sorted(tool_names)]
+    if form == "llama3-json":
+        calls = f"calls: {_json_rule(_dumps(_any_call(tools, 'parameters')))}"
+    else:
+        calls = _hermes_calls(tools, several=several)
+    return ResponseFormat(grammar=f"start: answer | calls\n{calls}\nanswer: {_json_rule(schema)}")
+
+
+def _hermes_calls(tools: Sequence[Json], *, several: bool) -> str:
+    """Return the rules of a grammar in which `calls` is calls of any of the tools."""
     more = r' ("\n" call)*' if several else ""
     call = rf'call: "{OPEN}\n" one_call "\n{CLOSE}"'
-    # A schema's own texts are not to be taken for words of the grammar.
-    schema = _dumps(_any_call(tools, "arguments")).replace("%json", r"\u0025json")
-    return ResponseFormat(grammar=f"start: call{more}\n{call}\none_call: %json {schema}")
+    return f"calls: call{more}\n{call}\none_call: {_json_rule(_dumps(_any_call(tools, 'arguments')))}"
+
+
+def _json_rule(schema: str) -> str:
+    """Return what a grammar has for a schema, whose own texts are not to be taken for words of the grammar."""
+    return "%json " + schema.replace("%json", r"\u0025json")
 
 
 def _any_call(tools: Sequence[Json], arguments_key: str) -> Json:

@@ -356,3 +356,16 @@ def test_a_forced_call_is_a_format_of_that_tool_alone() -> None:
     assert '"now"' in named.grammar and '"add"' not in named.grammar
     assert '"now"' in both.grammar and '"add"' in both.grammar
     assert chat(tools=[ADD], tool_choice="auto").response_format is None
+
+
+def test_a_format_beside_tools_that_may_be_called_is_that_or_calls() -> None:
+    """No tool could be called then, and nothing said so."""
+    null = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "null"}}}
+    asked = chat(tools=[ADD, NOW], response_format=null).response_format
+    assert asked and all(f'"{word}"' in asked.grammar for word in ("null", "add", "now"))
+    assert '"a"' not in asked.grammar, "what a tool takes is not followed where it is not forced"
+    assert chat(tools=[ADD], tool_choice="none", response_format=null).response_format == ResponseFormat(
+        json_schema='{"type": "null"}'
+    )
+    alone = chat(tools=[ADD], tool_choice="auto", parallel_tool_calls=False, response_format={"type": "json_object"})
+    assert alone.response_format and "call)*" not in alone.response_format.grammar

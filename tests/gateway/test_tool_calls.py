@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from paceline.gateway import tool_calls
-from paceline.gateway.tool_calls import CallFinder, ToolFormat, call_finder, forced_calls, place_after
+from paceline.gateway.bodies import Json
+from paceline.gateway.tool_calls import CallFinder, ToolFormat, answer_or_calls, call_finder, forced_calls, place_after
 from paceline.grammars import Grammars
 from paceline.types import ResponseFormat
 from tests.fakes.tokenizers import byte_tokenizer
@@ -264,3 +265,22 @@ def test_forced_arguments_are_an_object_whatever_the_schema_says(form: ToolForma
         output = f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call
         progress, ids = GRAMMARS.begin(forced), TOKENIZER.encode(output, add_special_tokens=False).ids
         assert (progress.move(ids) and progress.is_whole) is is_call, arguments
+
+
+@pytest.mark.parametrize("form", get_args(ToolFormat))
+def test_an_output_with_a_format_and_tools_is_an_answer_or_calls_and_no_mixture(form: ToolFormat) -> None:
+    """It was an answer whatever the model would do: who asked for a format had no tool called."""
+    answer: Json = {"type": "object", "properties": {"sum": {"$ref": "#/$defs/whole", "description": "as %json"}}}
+    answer |= {"required": ["sum"], "additionalProperties": False, "$defs": {"whole": {"type": "integer"}}}
+    asked, single = (answer_or_calls(form, NAMES, json.dumps(answer), several=several) for several in (True, False))
+    GRAMMARS.check(asked)
+    call = '{"name": "add", "parameters": {"a": ["any"]}}'
+    if form == "hermes":
+        call = f"<tool_call>\n{call.replace('parameters', 'arguments')}\n</tool_call>"
+        assert allows(asked, f"{call}\n{call}") and not allows(single, f"{call}\n{call}")
+    for one in (asked, single):
+        assert allows(one, '{"sum": 3}') and allows(one, call)
+        for other in ('{"sum": "3"}', call.replace("add", "sub"), f'{call}{{"sum": 3}}', f'{{"sum": 3}}{call}', "text"):
+            assert not allows(one, other)
+    assert found(call_finder(form, NAMES), call) == ("", [("add", {"a": ["any"]})])
+    assert found(call_finder(form, NAMES), '{"sum": 3}') == ('{"sum": 3}', [])
