@@ -15,6 +15,8 @@ REST_S = 620
 """Time for a request's head to come, on a new connection and after an answer. It is longer than balancers keep theirs,
 Google's for 600 s: what one of them sends at the moment when its connection is closed here is lost.
 """
+READ_AHEAD_BYTES = 64 << 10
+"""Of what follows a request that is not answered yet."""
 NO_HTTP = invalid("the request is no HTTP/1.1 that can be read; its line, its headers or its chunks are broken")
 
 
@@ -34,6 +36,12 @@ class Http(H11Protocol):
             self.timeout_keep_alive_task = resting
         elif resting:
             resting.cancel()
+
+    def handle_events(self) -> None:
+        """Go on reading behind a request: who reads no further never learns that the client has gone."""
+        super().handle_events()
+        if self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < READ_AHEAD_BYTES:
+            self.flow.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

@@ -298,7 +298,9 @@ async def test_a_connection_is_kept_for_longer_than_balancers_keep_theirs(monkey
     assert kept_s[0] > 600
 
 
-async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None:
+@pytest.mark.parametrize("more", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_a_client_that_leaves_before_its_answer_ends_its_request(more: bytes) -> None:
+    """One that had sent more behind the request was not seen to leave."""
     verifier, registry = HeldVerifier(0), CollectorRegistry()
     async with (
         fake_server(FakeDrafter(0.7), verifier, registry) as server,
@@ -315,6 +317,7 @@ async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None
         await writer.drain()
         while not (await grpc.describe()).live_sequence_count:
             await asyncio.sleep(0.01)
+        writer.write(more)
         writer.close()
         async with client(address) as http:
             while 'status="499"} 1.0' not in (await http.get("/metrics")).text:
@@ -324,6 +327,16 @@ async def test_a_client_that_leaves_before_its_answer_ends_its_request() -> None
         while (await grpc.describe()).live_sequence_count:
             await asyncio.sleep(0.01)
     assert len(verifier.calls) == 1, "only the round that it was in ends"
+
+
+async def test_requests_that_come_before_the_first_is_answered_are_answered_in_turn() -> None:
+    """However much they are: what is read ahead has a limit."""
+    count, request = 400, b"GET /health/live HTTP/1.1\r\nhost: it\r\nx: " + b"x" * 999 + b"\r\n\r\n"
+    async with gateway(NOWHERE) as address:
+        reader, writer = await asyncio.open_connection(*address.split(":"))
+        writer.write(request * (count - 1) + request.replace(b"x: x", b"connection: close\r\nx: x"))
+        assert (await reader.read()).count(b"HTTP/1.1 200 OK") == count
+        writer.close()
 
 
 async def test_full_coordinators_are_told_at_once_and_one_with_room_is_asked() -> None:
