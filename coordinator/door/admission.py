@@ -226,8 +226,8 @@ class Admission:
         most = min(self.served.target.longest_sequence, self._limits.max_prompt_tokens or sys.maxsize)
         if count > codec.most_characters(most):
             raise PromptTooLong(
-                f"prompt has {count} characters; give {codec.most_characters(most)} at most: no more can fit into "
-                f"the {most} tokens that are taken here",
+                f"prompt is too long: it has {count} characters; give {codec.most_characters(most)} at most: no more "
+                f"can fit into the {most} tokens that are taken here",
                 field="prompt",
             )
 
@@ -235,8 +235,8 @@ class Admission:
         most = self.served.target.longest_sequence
         if prompt_count >= most:
             raise PromptTooLong(
-                f"prompt has {prompt_count} tokens and leaves no room for output: {self._limited_by} {most} tokens, "
-                "prompt and output together",
+                f"prompt is too long: with {prompt_count} tokens it leaves no room for output; {self._limited_by} "
+                f"{most} tokens, prompt and output together",
                 field="prompt",
             )
 
@@ -244,7 +244,8 @@ class Admission:
     def _limited_by(self) -> str:
         target = self.served.target
         is_model = target.longest_sequence == target.max_length
-        return "the model takes" if is_model else "the target's whole cache holds"
+        # Clients tell by these words, and by "prompt is too long", that another model might do.
+        return "this model's maximum context length is" if is_model else "the target's whole cache holds"
 
     def _max_new_tokens(self, request: GenerationRequest, prompt_count: int) -> int:
         most = self.served.target.longest_sequence

@@ -43,7 +43,7 @@ class RequestLimits:
         """Raise InvalidRequest, naming field and limit, when the prompt has too many tokens."""
         if self.max_prompt_tokens is not None and prompt_count > self.max_prompt_tokens:
             raise PromptTooLong(
-                f"prompt has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
+                f"prompt is too long: it has {prompt_count} tokens; at most {self.max_prompt_tokens} are taken here "
                 "(--max-prompt-tokens)",
                 field="prompt",
             )

@@ -14,7 +14,7 @@ from coordinator.drafting.guessers import Guessers
 from coordinator.drafting.shared_suffixes import SharedSuffixes
 from coordinator.requests.committed_tokens import CommittedTokens, TokenList
 from coordinator.requests.generation import Generation
-from paceline.errors import InvalidRequest, PacelineError
+from paceline.errors import InvalidRequest, PacelineError, PromptTooLong
 from paceline.text import TextCodec
 from paceline.types import (
     Chat,
@@ -138,6 +138,28 @@ def test_a_prompt_that_is_too_long_is_refused_before_its_tokens_are_looked_at() 
     with pytest.raises(InvalidRequest, match="no room for output") as refusal:
         Admission(SERVED, default_max_new_tokens=40).admit(GenerationRequest(TokenIds((VOCABULARY_SIZE,) * 1000)))
     assert refusal.value.field == "prompt"
+
+
+@pytest.mark.parametrize("cache_length", [None, 20])
+@pytest.mark.parametrize("prompt", [TokenIds((5,) * 1000), Text("a" * 1_000_000)])
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_clients_know(
+    prompt: Prompt, cache_length: int | None
+) -> None:
+    """LiteLLM tells by words alone that another model might do, and knew none of them."""
+    target = replace(SERVED.target, vocabulary_size=257)
+    if cache_length:
+        target = replace(target, cache=replace(target.cache, max_length=cache_length))
+    served = Served(target, TextCodec(TokenizerFiles(byte_tokenizer().to_str())))
+    with pytest.raises(PromptTooLong, match="^prompt is too long: "):
+        admission(served).admit(GenerationRequest(prompt))
+    limited = Admission(served, default_max_new_tokens=4, limits=RequestLimits(max_prompt_tokens=3))
+    with pytest.raises(PromptTooLong, match="^prompt is too long: "):
+        limited.admit(GenerationRequest(prompt))
+
+
+def test_an_output_that_is_too_long_is_told_in_the_words_that_clients_know() -> None:
+    with pytest.raises(PromptTooLong, match="this model's maximum context length is 1000"):
+        admission().admit(GenerationRequest(TokenIds((5,)), max_new_tokens=1000))
 
 
 @pytest.mark.review
