@@ -61,6 +61,9 @@ async def read_body(
         raise HttpError(
             415, "content-type is not application/json; send the body as JSON and say so", param="content-type"
         )
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise HttpError(415, f"content-encoding is {coding[:80]!r}; send the body as it is", param="content-encoding")
     content = await _received(request, max_bytes, take_room)
     if len(content) < LONG_BODY_BYTES:
         return read(content)

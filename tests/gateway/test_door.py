@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import gzip
 import re
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -183,6 +184,14 @@ async def test_a_body_that_does_not_say_it_is_json_is_refused(media_type: str) -
     async with scripted_door(ScriptedGenerator()) as door:
         answer = await door.http.post(COMPLETIONS, content=b"{}", headers={"content-type": media_type})
     assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-type")
+
+
+async def test_a_body_that_is_compressed_is_refused_as_such() -> None:
+    """It was JSON with an error in its first character."""
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    async with scripted_door(ScriptedGenerator()) as door:
+        answer = await door.http.post(COMPLETIONS, content=gzip.compress(b"{}"), headers=headers)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (415, "content-encoding")
 
 
 async def test_a_body_without_a_length_is_refused_once_it_is_too_large() -> None:
