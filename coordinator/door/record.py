@@ -19,6 +19,7 @@ from paceline.errors import (
     Overloaded,
     PacelineError,
     PeerFailed,
+    PeerUnavailable,
     PromptTooLong,
     as_result,
 )
@@ -61,7 +62,7 @@ class RequestMetrics:
         # Expected labels exist from the start: a rate misses the step from nothing to one.
         for code in _CODES:
             self.ended.labels(code.name)
-        for error in (InvalidRequest, PromptTooLong, Overloaded, ModelChanged):
+        for error in (InvalidRequest, PromptTooLong, Overloaded, ModelChanged, PeerUnavailable):
             self.rejected.labels(error.reason)
         for reason in set(FinishReason) - {FinishReason.UNSPECIFIED}:
             self.completions.labels(reason.value)
@@ -130,7 +131,8 @@ class RequestRecord:
         """Count the request's end, of any kind, and write its log line."""
         duration_s = self._clock() - self._began_s
         self._metrics.ended.labels(code.name).inc()
-        if self._error and not self.queued:
+        # Nobody refused a request whose time was up, however it was carried.
+        if self._error and not self.queued and code is not grpc.StatusCode.DEADLINE_EXCEEDED:
             self._metrics.rejected.labels(self._error.reason).inc()
         if code is grpc.StatusCode.OK:
             self._metrics.duration.observe(duration_s, self._exemplar)

@@ -28,7 +28,7 @@ from tests.fakes.dispatches import until, whole
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.proxy import running_proxy
 from tests.ports import port_for_later
-from tests.scrapes import value
+from tests.scrapes import by_label, value
 from tests.spans import Spans
 
 PROMPTS = [(n, n + 1) for n in range(5, 13)]
@@ -164,6 +164,18 @@ async def test_a_call_whose_deadline_passes_ends_alone() -> None:
         with pytest.raises(CallTimedOut):
             await client.complete(GenerationRequest(TokenIds((5,))), timeout_s=0.0)
         assert (await good).token_ids == continuation(PROMPTS[0], 30)
+
+
+async def test_a_call_whose_time_was_up_before_it_was_queued_is_no_refused_one() -> None:
+    """It counted as refused, for a reason that the reference has not; one with a stream of its own did not."""
+    registry = CollectorRegistry()
+    async with fake_server(FakeDrafter(0.7), FakeVerifier(), registry) as running, raw_stream(running) as stream:
+        started = pb.StartedCall(request=request_to_pb(GenerationRequest(TokenIds((5,)))))
+        started.context.timeout_s = 0.0
+        await stream.ask(1, start=started)
+        await stream.read_until_ended([1])
+    assert by_label(registry, "requests_total", "code") == {"DEADLINE_EXCEEDED": 1}
+    assert by_label(registry, "requests_rejected_total", "reason") == {}
 
 
 @pytest.mark.parametrize(("timeout_s", "code"), [(60.0, "DEADLINE_EXCEEDED"), (None, "CANCELLED")])
