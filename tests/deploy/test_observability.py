@@ -104,6 +104,13 @@ def test_every_alert_has_a_severity_and_a_section_that_says_what_to_do() -> None
         assert {"summary", "description"} <= alert["annotations"].keys()
 
 
+def test_the_runbook_names_panels_by_their_titles() -> None:
+    page = (FOLDER / "README.md").read_text(encoding="utf-8").partition("## Alerts")[2]
+    named = set(re.findall(r"\*([A-Z][^*\n]+)\*", page)) - {"Refused"}  # the state of a replica
+    assert len(named) > 10
+    assert named <= {panel["title"] for panel in DASHBOARD["panels"]}
+
+
 def test_queries_name_metrics_and_labels_of_the_reference() -> None:
     queries = [query for _, query in panel_queries()] + [rule["expr"] for rule in rules()]
     for query in [*queries, *(selector for _, selector, _ in choices())]:

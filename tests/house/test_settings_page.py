@@ -11,9 +11,11 @@ import huggingface_hub.constants
 import opentelemetry.environment_variables
 import opentelemetry.sdk.environment_variables
 import pytest
+import typer
 
 from coordinator.config import CoordinatorSettings
 from draft_service.config import DraftSettings
+from paceline.cli.app import app
 from paceline.cli.options import ClusterFlags
 from paceline.gateway.config import GatewaySettings
 from paceline.process.cluster_plan import ClusterOptions, _asked
@@ -23,6 +25,13 @@ from tests.house.listing import PAGES, ROOT, tracked
 
 PAGE = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
 SETTINGS = (CoordinatorSettings, DraftSettings, TargetSettings, GatewaySettings)
+SERVING: dict[str, type[Any]] = {
+    "paceline gateway": GatewaySettings,
+    **dict.fromkeys(("-m coordinator", "paceline-coordinator"), CoordinatorSettings),
+    **dict.fromkeys(("-m draft_service", "paceline-draft"), DraftSettings),
+    **dict.fromkeys(("-m target_service", "paceline-target"), TargetSettings),
+}
+"""Settings of services, by the ends of the commands that start them."""
 PRODUCT = ("paceline", "coordinator", "draft_service", "target_service", "hatch_build.py")
 PREFIXED = re.compile(r"(OTEL|HF|GRPC|OMP|CUDA|TORCH|PYTORCH|PACELINE)(_[A-Z0-9]+)+")
 """A variable's name wherever it stands: it may be read by a function that is given the name."""
@@ -139,3 +148,36 @@ def test_pages_name_no_flag_that_is_not_there(path: Path) -> None:
     own = {word for text in code for word in re.findall(r"--[\w-]+|\w+", text)}
     named = set(flag.findall(path.read_text(encoding="utf-8"))) - set(flag.findall(PAGE))
     assert not [name for name in sorted(named) if not {name, name[2:].replace("-", "_")} & own and name != "--help"]
+
+
+def flags_of(command: str) -> set[str]:
+    """Return the flags of a command of ours, which may start a service; none of another program's."""
+    service = next((kind for name, kind in SERVING.items() if command.endswith(name)), None)
+    if service:
+        return {f"--{name.replace('_', '-')}" for name in service.model_fields}
+    found: Any = typer.main.get_command(app)
+    for word in command.split()[1:]:
+        found = getattr(found, "commands", {}).get(word)
+    return {flag for one in found.params for flag in (*one.opts, *one.secondary_opts)} if found else set()
+
+
+def commands_of(page: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the commands of ours that a page shows, and the flags that each is given there."""
+    called = r"paceline (?:laws )?[a-z][a-z-]+|paceline-(?:coordinator|draft|target)|python -m \w+"
+    for command, given in re.findall(rf"({called})((?: [^\n`;&|#]*)?)", page.replace("\\\n", " ")):
+        yield command, re.findall(r"(?<= )--[a-z][a-z-]*[a-z]", given)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_commands_that_a_page_shows_take_the_flags_that_they_are_given(path: Path) -> None:
+    shown = [(name, flags, flags_of(name)) for name, flags in commands_of(path.read_text(encoding="utf-8"))]
+    wrong = [(name, flag) for name, flags, known in shown if known for flag in flags if flag not in known]
+    assert not [one for one in wrong if one[1] not in ("--help", "--version")]
+
+
+def test_commands_with_flags_are_found_on_pages() -> None:
+    page = "`paceline up --http 8000`\npaceline laws fit a \\\n  --depth 3 # --not\npython -m coordinator --draft a\n"
+    found = dict(commands_of(page))
+    assert found == {"paceline up": ["--http"], "paceline laws fit": ["--depth"], "python -m coordinator": ["--draft"]}
+    assert all(set(flags) <= flags_of(name) for name, flags in found.items())
+    assert not flags_of("paceline rollout")
