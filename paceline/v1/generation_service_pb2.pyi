@@ -192,7 +192,9 @@ class GenerateTextRequest(_message.Message):
     first message of the stream tells.
     """
     completion_count: _builtins.int
-    """Outputs wanted for the prompt, at most 64; output 0 uses the seed, others seeds made from it. 0 means 1."""
+    """Outputs wanted for the prompt, at most as many as the coordinator takes (`--max-completions`, 64 unless set); output 0
+    uses the seed, others seeds made from it. 0 means 1.
+    """
     top_logprob_count: _builtins.int
     """Asks for log-probabilities: of the tokens and of so many others at each place, in [0, 20]. Unset: none."""
     model_digest: _builtins.str
