@@ -30,8 +30,8 @@ class ChannelSecurity:
         if self.certificates is None and not self.plaintext and not is_loopback(host_of(address)):
             raise StartupError(
                 f"{address} is not on this machine, and calls to it would be plaintext; give the CA of its certificate "
-                "(--ca, --models-ca for a coordinator and --coordinator-ca for a gateway), or --plaintext where the "
-                "network itself keeps strangers out"
+                "(--ca, --models-ca for a coordinator and --coordinator-ca for a gateway), or --plaintext (--plaintext "
+                "true for both of these) where the network itself keeps strangers out"
             )
 
     def metadata(self) -> tuple[tuple[str, str], ...]:

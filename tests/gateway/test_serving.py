@@ -91,7 +91,8 @@ async def test_what_would_leave_the_machine_unguarded_is_refused_at_the_start(tm
     with pytest.raises(StartupError, match="not loopback"):
         async with gateway(NOWHERE, host="0.0.0.0"):
             pass
-    with pytest.raises(StartupError, match="not on this machine.*--coordinator-ca for a gateway"):
+    words = "not on this machine.*--coordinator-ca for a gateway.*--plaintext true for both"
+    with pytest.raises(StartupError, match=words):
         async with gateway("10.0.0.1:7700"):
             pass
     (tmp_path / "empty").touch()
