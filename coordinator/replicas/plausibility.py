@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from paceline.errors import PacelineError, PeerFailed, PeerUnavailable
+from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.types import (
+    CallTiming,
     ModelIdentity,
     Proposal,
     Proposals,
@@ -23,6 +25,8 @@ from paceline.types import (
 
 ROUNDING = 1e-3
 """Log-probability of a certain token, as rounding may leave it."""
+TIME_ROUNDING_S = 1e-3
+"""A time that is none may be as much below 0, for it is what others leave of a sum."""
 
 
 def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> None:
@@ -38,6 +42,7 @@ def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> No
 def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
     """Raise PeerFailed unless the proposals can be answers to the rows."""
     _check_count(rows, proposals.results)
+    _check_timing(proposals.timing)
     for row, result in zip(rows, proposals.results, strict=True):
         if isinstance(result, Proposal):
             length, count = row.base_length + len(row.token_ids), len(result.draft_token_ids)
@@ -50,6 +55,7 @@ def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
 def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_size: int) -> None:
     """Raise PeerFailed unless the verdicts can be answers to the rows."""
     _check_count(rows, verdicts.results)
+    _check_timing(verdicts.timing)
     for row, result in zip(rows, verdicts.results, strict=True):
         if isinstance(result, PacelineError):
             continue
@@ -140,6 +146,17 @@ def _is_possible(logprobs: TokenLogprobs, top_count: int, vocabulary_size: int) 
 def _check_count(rows: Sequence[object], results: Sequence[object]) -> None:
     if len(rows) != len(results):
         raise PeerFailed(f"{len(rows)} rows were sent and {len(results)} results came back; the peer is not compatible")
+
+
+def _check_timing(timing: CallTiming) -> None:
+    """Check the times of a call: one that is not a number would stay in all sums that it is added to."""
+    times_s = (timing.queued_s, timing.executed_s, timing.others_s, timing.worked_s)
+    if not all(-TIME_ROUNDING_S <= one <= LONGEST_TIMEOUT_S for one in times_s):
+        told = ", ".join(f"{one:g}" for one in times_s)
+        raise PeerFailed(
+            f"the answer's times cannot be true: queued_s, executed_s, others_s and worked_s are {told}; the peer is "
+            "not compatible"
+        )
 
 
 def _lie(sequence_id: str, answer: str) -> PeerFailed:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.replicas.plausibility import check_verdicts
+from coordinator.replicas.plausibility import check_proposals, check_verdicts
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
 from coordinator.requests.stream import Stream
@@ -20,6 +20,9 @@ from paceline.types import (
     OutputPiece,
     OutputToken,
     Prefilled,
+    Proposal,
+    Proposals,
+    ProposeRow,
     RoundSummary,
     TokenIds,
     TokenLogprobs,
@@ -151,3 +154,18 @@ def test_log_probabilities_of_chosen_tokens_that_cannot_be_true_are_not_taken(
     check_verdicts([row], Verdicts([Verdict(1, 7, 7, (GOOD, GOOD))]), VOCABULARY_SIZE)
     with pytest.raises(PeerFailed, match="cannot be true"):
         check_verdicts([row], Verdicts([Verdict(1, 7, 7, logprobs)]), VOCABULARY_SIZE)
+
+
+@pytest.mark.parametrize("field", ["queued_s", "executed_s", "others_s", "worked_s"])
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0, 1e300])
+def test_times_of_a_call_that_cannot_be_true_are_not_taken(field: str, time_s: float) -> None:
+    """One that is not a number stayed in the sums, metrics and prices for the coordinator's life."""
+    asked, proposal = ProposeRow("a", 0, (5, 6), 1), Proposal((7,), 2)
+    row, verdict = VerifyRow("a", 0, (5, 6), ()), Verdict(0, 7, 2)
+    true, false = CallTiming(-1e-9, 2.0, 0.5, 1e8), replace(CallTiming(), **{field: time_s})
+    check_proposals([asked], Proposals([proposal], true))
+    check_verdicts([row], Verdicts([verdict], true), VOCABULARY_SIZE)
+    with pytest.raises(PeerFailed, match="times cannot be true"):
+        check_proposals([asked], Proposals([proposal], false))
+    with pytest.raises(PeerFailed, match="times cannot be true"):
+        check_verdicts([row], Verdicts([verdict], false), VOCABULARY_SIZE)
