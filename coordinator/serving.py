@@ -14,7 +14,14 @@ from coordinator.door.admission_threads import AdmissionThreads, admission_threa
 from coordinator.door.call import Calls
 from coordinator.door.open_streams import OpenStreams
 from coordinator.door.record import RequestMetrics
-from coordinator.door.servicer import SERVICE_NAME, Facts, GenerationServicer, add_generation_service
+from coordinator.door.servicer import (
+    GENERATE_TEXT,
+    SERVICE_NAME,
+    Facts,
+    GenerationServicer,
+    add_generation_service,
+)
+from coordinator.door.single_requests import SingleRequests
 from coordinator.door.tracer import request_tracer
 from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
@@ -96,6 +103,7 @@ async def open_door(
                 lambda server: add_generation_service(servicer, server),
                 grace_s=settings.shutdown_grace_s,
                 options=options,
+                interceptors=[SingleRequests(GENERATE_TEXT)],
                 admitted_interceptors=traced_calls(watched.tracer),
                 streams=streams,
             ) as server:

@@ -7,7 +7,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 
-from coordinator.door.drafting_options import check_drafting, predicted_token_ids
+from coordinator.door.drafting_options import check_drafting, predicted_token_ids, useful_options
 from coordinator.door.limits import NO_LIMITS, RequestLimits
 from coordinator.door.response_formats import check_response_format
 from coordinator.door.served import Served, named
@@ -36,6 +36,7 @@ from paceline.types import (
     GREEDY,
     Chat,
     ChoiceRule,
+    DraftingOptions,
     GenerationRequest,
     Prompt,
     ReceivedOutput,
@@ -96,9 +97,9 @@ class Admission:
         left = [one for one in received if not one.ended]
         admitted = _without_generations(request, prompt, len(left), prompt_time_s)
         guessers = self._guessers_of(request, prompt, predicted)
-        before = _text_before(request, prompt)
+        before, drafting = _text_before(request, prompt), useful_options(request.drafting)
         admitted.generations = [
-            self._generation(request, prompt, guessers(), rules, admitted, one, before) for one in left
+            self._generation(request, prompt, guessers(), drafting, rules, admitted, one, before) for one in left
         ]
         if request.echo_prompt:
             self._echo(prompt, admitted)
@@ -125,6 +126,7 @@ class Admission:
         request: GenerationRequest,
         prompt: "array[int]",
         guessers: GuessersOf,
+        drafting: DraftingOptions,
         rules: StopRules,
         admitted: Request,
         received: ReceivedOutput,
@@ -143,7 +145,7 @@ class Admission:
             rule=_choice_rule(request, own_seed, len(prompt), rules),
             seed=own_seed,
             top_logprob_count=request.top_logprob_count,
-            drafting=request.drafting,
+            drafting=drafting,
             guessers=guessers,
         )
         if received.token_ids:

@@ -5,12 +5,16 @@ Knows nothing of how drafts are made. Nothing here can change an output, so more
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
 from coordinator.door.served import Served
 from coordinator.requests.committed_tokens import packed
 from paceline.checks import check_token_ids
 from paceline.errors import InvalidRequest
 from paceline.types import DraftingOptions, DraftSource, Prediction, TokenIds
+
+LONGEST_NAME = 4096
+"""Characters of the longest path on Linux; no name of a model is longer."""
 
 
 def check_drafting(options: DraftingOptions) -> None:
@@ -27,6 +31,16 @@ def check_drafting(options: DraftingOptions) -> None:
             "drafting.in_order is set and drafting.sources is empty; name the sources in their order, or leave it out",
             field="drafting.in_order",
         )
+
+
+def useful_options(options: DraftingOptions) -> DraftingOptions:
+    """Return options that say the same and are short: a request keeps them as long as it waits and lasts."""
+    return replace(
+        options,
+        sources=tuple(dict.fromkeys(options.sources)),
+        forbidden_sources=tuple(dict.fromkeys(options.forbidden_sources)),
+        draft_model=options.draft_model[: LONGEST_NAME + 1],
+    )
 
 
 def predicted_token_ids(

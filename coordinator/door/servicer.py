@@ -10,6 +10,7 @@ import grpc
 from coordinator.door.call import Calls
 from coordinator.door.field_count import check_field_count
 from coordinator.door.open_streams import OpenStreams
+from coordinator.door.single_requests import Messages, single_request
 from coordinator.drafting.draft_models import DraftModels
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.cluster import cluster_to_pb
@@ -28,6 +29,7 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import ended_code, parsed
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+GENERATE_TEXT = f"/{SERVICE_NAME}/GenerateText"
 
 
 @dataclass(frozen=True)
@@ -56,13 +58,17 @@ class GenerationServicer:
         self._statistics = statistics
         self._streams = streams
 
-    async def GenerateText(self, request: bytes, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
+    async def GenerateText(self, requests: object, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
+        """Answer the one request; `SingleRequests` has to be around."""
+        message = await single_request(context)
         call, timeout_s = self._calls.arrived(), context.time_remaining()
         # Called however the call ends: answered, cancelled, timed out or cut off.
         context.add_done_callback(lambda _: call.end(ended_code(context, timeout_s)))  # type: ignore[arg-type]
         try:
+            accepted = await call.queue(partial(_read, message), len(message), timeout_s)
+            del message  # it may have megabytes, and the output may wait and last for long
             # Before any token: a client that loses the stream later can resume with this.
-            yield accepted_to_pb(await call.queue(partial(_read, request), len(request), timeout_s))
+            yield accepted_to_pb(accepted)
             to_pb = partial(piece_to_pb, in_runs=call.request.omits_text)
             async for piece in call.stream.pieces():
                 call.deliver(piece)
@@ -71,12 +77,12 @@ class GenerationServicer:
         except Exception as error:
             raise call.failed(error) from error
 
-    async def GenerateStream(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+    async def GenerateStream(self, requests: object, context: Context) -> AsyncIterator[bytes]:
         """Yield messages, serialized."""
         # Callers wait for it: it tells them, before they write, that there are streams here and how much one carries.
         most, most_bytes = str(self._streams.most), str(self._streams.most_bytes)
         await context.send_initial_metadata(((MOST_CALLS_KEY, most), (MOST_BYTES_KEY, most_bytes)))
-        async for message in self._streams.open(context).answer(requests):
+        async for message in self._streams.open(context).answer(Messages(context)):
             yield message
 
     async def DescribeCluster(self, request: pb.DescribeClusterRequest, context: Context) -> pb.DescribeClusterResponse:

@@ -20,12 +20,15 @@ from paceline.codec.generation import accepted_to_pb, add_piece, request_from_pb
 from paceline.codec.status import error_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
 from paceline.security.limits import LONGEST_TIMEOUT_S
-from paceline.types import OutputPiece
+from paceline.types import GenerationRequest, OutputPiece
+from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import as_told, code_of, cut_off_code, parsed
 
 LONG_MESSAGE_BYTES = 64 << 10
 """Messages from this size on are parsed in a thread, so that no round waits for them."""
+MOST_CONTEXT_BYTES = 16 << 10
+"""As gRPC takes of the metadata of a call of its own."""
 CANCELLED = status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message="the call was cancelled")
 
 Begin = Callable[[], Call]
@@ -42,6 +45,24 @@ class _Running:
         self.sending: Sending | None = None
         """None before it is queued."""
         self.is_held = False
+
+
+class _Started:
+    """What a call begins with. Its request may have megabytes, so it is let go of when it was read."""
+
+    def __init__(self, started: pb.StartedCall, byte_count: int) -> None:
+        # A part of a message keeps all of it.
+        self.context = common_pb2.RequestContext.FromString(started.context.SerializeToString())
+        self.byte_count = byte_count
+        self.echo_prompt = started.request.echo_prompt
+        self._request: pb.GenerateTextRequest | None = started.request
+
+    def read(self) -> GenerationRequest:
+        assert self._request is not None
+        return request_from_pb(self._request)
+
+    def let_go(self) -> None:
+        self._request = None
 
 
 class StreamedCalls:
@@ -81,6 +102,7 @@ class StreamedCalls:
             async for message in requests:
                 await self._outbox.room()
                 await self._do(message)
+                del message  # it may have megabytes, and the next one may be long in coming
         except Exception as error:
             self._outbox.fail(error)
         self._stop_taking()
@@ -99,7 +121,9 @@ class StreamedCalls:
             case "start" if running:
                 raise InvalidRequest(f"call_id {asked.call_id} is that of a call that has not ended", field="call_id")
             case "start":
-                task = asyncio.create_task(self._run(asked.call_id, asked.start, len(message), self._refusal()))
+                started = _Started(asked.start, len(message))
+                refusal = self._refusal() or _refused_context(started.context)
+                task = asyncio.create_task(self._run(asked.call_id, started, refusal))
                 self._running[asked.call_id] = _Running(task)
             case "cancel":
                 if running:
@@ -123,12 +147,12 @@ class StreamedCalls:
             return Overloaded(f"{self._most} calls of this stream are under way; wait for one, or open another stream")
         return None
 
-    async def _run(self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None) -> None:
+    async def _run(self, call_id: int, started: "_Started", refusal: PacelineError | None) -> None:
         """Serve a call, and send how it ended if its output does not tell that."""
         status: status_pb2.Status | None = None
         try:
             with self._around(started.context):
-                await self._serve(call_id, started, byte_count, refusal)
+                await self._serve(call_id, started, refusal)
         except asyncio.CancelledError:
             status = CANCELLED
         except Exception as error:
@@ -141,18 +165,16 @@ class StreamedCalls:
         if not (self._takes_calls or self._running):
             self._outbox.finish()
 
-    async def _serve(
-        self, call_id: int, started: pb.StartedCall, byte_count: int, refusal: PacelineError | None
-    ) -> None:
+    async def _serve(self, call_id: int, started: "_Started", refusal: PacelineError | None) -> None:
         call, code = self._begin(), grpc.StatusCode.OK
         timeout_s, clock = None, asyncio.get_running_loop().time
         began_s = clock()
         try:
             if refusal:
                 raise refusal
-            timeout_s = _timeout_s(started)
+            timeout_s = _timeout_s(started.context)
             async with asyncio.timeout(timeout_s):
-                await self._send(call_id, call, started.request, byte_count, timeout_s)
+                await self._send(call_id, call, started, timeout_s)
         except asyncio.CancelledError:
             # A caller whose own clock says first that time is up cancels the call.
             code = cut_off_code(timeout_s and timeout_s - (clock() - began_s), timeout_s)
@@ -164,14 +186,13 @@ class StreamedCalls:
         finally:
             call.end(code)
 
-    async def _send(
-        self, call_id: int, call: Call, request: pb.GenerateTextRequest, byte_count: int, timeout_s: float | None
-    ) -> None:
+    async def _send(self, call_id: int, call: Call, started: "_Started", timeout_s: float | None) -> None:
         """Queue the call, and send all of its output."""
-        accepted = await call.queue(partial(request_from_pb, request), byte_count, timeout_s)
+        accepted = await call.queue(started.read, started.byte_count, timeout_s)
+        started.let_go()
         # Before any token: a client that loses the stream later can resume with this.
         self._outbox.add(pb.CallUpdate(call_id=call_id, response=accepted_to_pb(accepted)))
-        if request.echo_prompt:
+        if started.echo_prompt:
             async with aclosing(call.stream.pieces()) as pieces:
                 prompt = await anext(pieces)
             # A long prompt with its log-probabilities takes a third of a second: rounds go on meanwhile.
@@ -181,11 +202,18 @@ class StreamedCalls:
         await running.sending.wait()
 
 
-def _timeout_s(started: pb.StartedCall) -> float | None:
-    """Return the seconds that a call may take; None: any. Raise InvalidRequest where that is no such number."""
-    if not started.context.HasField("timeout_s"):
+def _refused_context(context: common_pb2.RequestContext) -> PacelineError | None:
+    """Return why a call with this context is refused; None: it is not. It is kept as long as the call."""
+    if (byte_count := context.ByteSize()) <= MOST_CONTEXT_BYTES:
         return None
-    timeout_s = started.context.timeout_s
+    return InvalidRequest(f"context has {byte_count} bytes; give {MOST_CONTEXT_BYTES} at most", field="context")
+
+
+def _timeout_s(context: common_pb2.RequestContext) -> float | None:
+    """Return the seconds that a call may take; None: any. Raise InvalidRequest where that is no such number."""
+    if not context.HasField("timeout_s"):
+        return None
+    timeout_s = context.timeout_s
     if not 0 <= timeout_s <= LONGEST_TIMEOUT_S:
         raise InvalidRequest(
             f"context.timeout_s is {timeout_s}; give 0 to {LONGEST_TIMEOUT_S:.0f}, or leave it out for no limit",

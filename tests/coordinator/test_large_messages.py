@@ -6,8 +6,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from coordinator.door.outbox import Outbox, Sending
 from coordinator.door.streamed_calls import StreamedCalls
@@ -29,7 +31,7 @@ from paceline.types import (
     VerifyRow,
 )
 from paceline.v1 import generation_service_pb2 as pb
-from paceline.wire import RunningServer
+from paceline.wire import RunningServer, open_channel
 from tests.coordinators import fake_server
 from tests.fakes.dispatches import whole
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, logprobs_of
@@ -102,6 +104,26 @@ async def test_a_request_that_a_coordinator_does_not_take_ends_its_own_call_alon
         with pytest.raises(MessageTooLarge, match=r"at most 500; shorten the prompt"):
             await client.complete(GenerationRequest(TokenIds((5,) * 2000), 1))
         assert await others.are_whole()
+
+
+@pytest.mark.parametrize("message", [bytes(MOST_BYTES + 1), None], ids=["too large", "none"])
+async def test_a_request_that_does_not_come_is_no_error_of_the_coordinator(
+    message: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """gRPC has ended the call of one that is too large, so it takes no status any more."""
+    with capture_logs() as logs:
+        async with server() as running, open_channel(running.address) as channel:
+            call: Any = channel.stream_stream("/paceline.v1.GenerationService/GenerateText")(timeout=0.5)
+            if message is not None:
+                await call.write(message)
+            await call.done_writing()
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call.read()
+            assert await call.code() is not grpc.StatusCode.UNKNOWN
+            async with Client(running.address, NO_RETRIES) as client:  # as its calls, the one before has ended
+                await client.complete(GenerationRequest(TokenIds(PROMPT), 1))
+    assert not [one for one in logs if one["log_level"] == "error"]
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
 
 
 async def test_tokens_that_are_too_many_for_a_message_go_in_several() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.exposition import generate_latest
 from structlog.testing import capture_logs
 
+from coordinator.door import servicer
 from coordinator.door.record import RequestMetrics, RequestRecord
 from coordinator.requests.generation import Generation, Request
 from coordinator.requests.output import Output, StopRules
@@ -36,6 +38,7 @@ from paceline.types import (
     Usage,
     VerifyRow,
 )
+from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel
 from tests.coordinators import fake_cluster, fake_server
@@ -146,6 +149,29 @@ async def test_a_refused_request_keeps_nothing_of_its_message_until_the_garbage_
         assert not [one for one in frames if one.f_locals.get("request") == message]
     finally:
         gc.enable()
+
+
+async def test_a_request_that_was_read_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred that waited, each of the 8 MiB that a message may have, took a gigabyte."""
+    read: list[bytes] = []
+    monkeypatch.setattr(servicer, "check_field_count", lambda message, _: read.append(message))
+    message = request_to_pb(ENDLESS).SerializeToString() + unknown_field(1 << 16)
+    async with (
+        fake_server(FakeDrafter(1.0), HeldVerifier(0), new_registry("coordinator")) as server,
+        open_channel(server.address) as channel,
+    ):
+        ask: Any = channel.unary_stream("/paceline.v1.GenerationService/GenerateText")
+        call = ask(message)
+        await anext(aiter(call))
+        holder_count = sys.getrefcount(read[0])
+        assert (read, holder_count) == ([message], 2)  # the list, and the argument
+        call.cancel()
+
+
+def unknown_field(byte_count: int) -> bytes:
+    """Return a part of a message with so many bytes that no version knows."""
+    content = pb.GenerateTextRequest(text="x" * byte_count).SerializeToString()
+    return b"\xc2\x3e" + content[1:]  # number 1000, in the place of the text's
 
 
 async def test_a_refused_request_says_which_field_was_wrong() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from coordinator.door.drafting_options import LONGEST_NAME, useful_options
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.guess import Guess, Guesser
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, TokenIds, Usage
@@ -92,3 +93,20 @@ async def test_without_a_draft_service_what_is_at_hand_drafts() -> None:
         outputs, usages = await finished(running, right)
     assert outputs == EXPECTED
     assert sum(usage.accepted_count for usage in usages) > 100
+
+
+def test_what_a_request_keeps_of_its_options_is_short_and_says_the_same() -> None:
+    """They are kept as long as it waits, and a message may name a source a million times."""
+    asked = DraftingOptions(
+        sources=(DraftSource.SUFFIX, DraftSource.DRAFT) * 1000,
+        in_order=True,
+        forbidden_sources=(DraftSource.PREDICTION,) * 1000,
+        draft_model="m" * 10**6,
+    )
+    kept = useful_options(asked)
+    assert kept.sources == (DraftSource.SUFFIX, DraftSource.DRAFT)
+    assert [kept.allows(one) for one in DraftSource] == [asked.allows(one) for one in DraftSource]
+    assert kept.puts_first(DraftSource.SUFFIX, DraftSource.DRAFT)
+    assert LONGEST_NAME < len(kept.draft_model) < 2 * LONGEST_NAME
+    named = DraftingOptions(draft_model="m" * LONGEST_NAME)
+    assert useful_options(named) == named

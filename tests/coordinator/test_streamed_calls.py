@@ -1,6 +1,7 @@
 """Calls over one `GenerateStream`: each is what a `GenerateText` would be, and none harms another."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,11 +12,13 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from coordinator.door import streamed_calls
 from coordinator.door.outbox import MESSAGE_TOKENS, MOST_UPDATES, Outbox
 from coordinator.door.servicer import GenerationServicer, add_generation_service
+from coordinator.door.streamed_calls import MOST_CONTEXT_BYTES
 from coordinator.requests.stream import Stream
 from paceline.client import NO_RETRIES, Client, RetryPolicy
-from paceline.codec.generation import piece_from_pb, request_to_pb
+from paceline.codec.generation import piece_from_pb, request_from_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerUnavailable
 from paceline.shared_stream import STREAM_METHOD
 from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds
@@ -205,6 +208,35 @@ async def test_a_deadline_that_is_none_is_refused(timeout_s: float) -> None:
         await stream.ask(1, start=started)
         (update,) = (await stream.read()).updates
         assert "context.timeout_s is" in update.ended.message
+
+
+async def test_a_context_longer_than_metadata_may_be_is_refused() -> None:
+    """It is kept as long as its call."""
+    async with server() as running, raw_stream(running) as stream:
+        started = pb.StartedCall(request=request_to_pb(GenerationRequest(TokenIds((5,)))))
+        started.context.span.headers["baggage"] = "x" * MOST_CONTEXT_BYTES
+        await stream.ask(1, start=started)
+        (update,) = (await stream.read()).updates
+        assert "context has 16" in update.ended.message
+
+
+async def test_a_call_that_was_read_keeps_nothing_of_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred that waited, each of the 8 MiB that a message may have, took a gigabyte."""
+    messages: list[bytes] = []
+    requests: list[pb.GenerateTextRequest] = []
+    monkeypatch.setattr(streamed_calls, "check_field_count", lambda message, _: messages.append(message))
+
+    def read(request: pb.GenerateTextRequest) -> GenerationRequest:
+        requests.append(request)
+        return request_from_pb(request)
+
+    monkeypatch.setattr(streamed_calls, "request_from_pb", read)
+    async with server(HeldVerifier(0)) as running, raw_stream(running) as stream:
+        await stream.start(1, GenerationRequest(TokenIds((5,)), ignore_end_tokens=True))
+        (update,) = (await stream.read()).updates
+        assert update.response.HasField("accepted")
+        holder_counts = sys.getrefcount(messages[0]), sys.getrefcount(requests[0])
+        assert holder_counts == (2, 2)  # the list, and the argument
 
 
 async def test_at_most_so_many_calls_are_under_way_on_a_stream() -> None:
