@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.protocols import ANY_TIME, Deadline
-from coordinator.replicas.plausibility import check_identity
+from coordinator.replicas.plausibility import check_description, check_identity
 from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
 from paceline.codec.rounds import (
     lengths_to_pb,
@@ -141,12 +141,17 @@ class _RemoteModel:
         return response
 
     async def describe(self, timeout_s: float) -> ModelDescription:
-        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new."""
+        """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new.
+
+        Raise PeerFailed when the description cannot be true.
+        """
         with translated_errors():
             response = answered(await self._describe(timeout_s))
         check_service_versions(response.wire, self._kind)
+        model = model_from_pb(response.model)
+        check_description(model)
         self._latest_version = response.wire.latest
-        return model_from_pb(response.model)
+        return model
 
     @abstractmethod
     def _describe(self, timeout_s: float) -> Awaitable[Any]: ...

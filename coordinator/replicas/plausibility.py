@@ -4,12 +4,14 @@ Under the state protocol every field of an answer follows from the row, except a
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 from itertools import pairwise
 
 from paceline.errors import PacelineError, PeerFailed, PeerUnavailable
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.types import (
     CallTiming,
+    ModelDescription,
     ModelIdentity,
     Proposal,
     Proposals,
@@ -37,6 +39,17 @@ def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> No
     """
     if trusted and trusted != answered:
         raise PeerUnavailable(f"what was called is gone ({trusted.words}), and another answers ({answered.words})")
+
+
+def check_description(model: ModelDescription) -> None:
+    """Raise PeerFailed where a count is negative: rounds and the choice of a replica reckon with them."""
+    for words, part in (("", model), ("cache.", model.cache), ("compute.", model.compute)):
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, int) and value < 0:
+                raise PeerFailed(
+                    f"the description cannot be true: {words}{field.name} is {value}; the peer is not compatible"
+                )
 
 
 def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:

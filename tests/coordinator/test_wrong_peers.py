@@ -3,9 +3,12 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -24,15 +27,21 @@ from coordinator.startup import wait_for_target
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, RetryNotices, connected
 from paceline.client import Retry
-from paceline.errors import IncompatiblePair, PeerUnavailable, StartupError
+from paceline.codec.models import model_to_pb
+from paceline.codec.versions import versions_to_pb
+from paceline.errors import IncompatiblePair, PeerFailed, PeerUnavailable, StartupError
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.process.instruments import Instruments
+from paceline.security.access import Context
 from paceline.security.channels import LOCAL, ChannelSecurity
+from paceline.types import CacheDescription, ComputeDescription, ModelDescription
+from paceline.v1 import target_service_pb2
+from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
 from paceline.wire import RunningServer, ServerOptions, open_channel, running_server
 from paceline.wire.peers import service_at
 from tests.certificates import Authority, watched
 from tests.coordinators import fits
-from tests.fakes.model_services import FakeVerifier
+from tests.fakes.model_services import FakeVerifier, describe
 
 pytestmark = pytest.mark.review
 
@@ -234,6 +243,42 @@ async def test_a_coordinator_that_calls_a_tls_target_in_plaintext_is_told_of_the
         remote = RemoteVerifier(open_channel(server.address), 5.0)
         said = await why_no_target(remote, server.address)
     assert said == f"({server.address}: it wants TLS; give the CA of its certificate with --models-ca)"
+
+
+class Describing(TargetServiceServicer):
+    """A target that only describes itself."""
+
+    def __init__(self, model: ModelDescription) -> None:
+        self._model = model
+
+    async def DescribeTargetModel(
+        self, request: target_service_pb2.DescribeTargetModelRequest, context: Context
+    ) -> target_service_pb2.DescribeTargetModelResponse:
+        return target_service_pb2.DescribeTargetModelResponse(model=model_to_pb(self._model), wire=versions_to_pb())
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("max_rows", {"max_rows": -1}),
+        ("cache.capacity_bytes", {"cache": CacheDescription(capacity_bytes=-1)}),
+        ("compute.core_count", {"compute": ComputeDescription(core_count=-1)}),
+        ("", {}),
+    ],
+)
+async def test_a_description_that_cannot_be_true_is_its_services_failure(name: str, wrong: dict[str, Any]) -> None:
+    """A cache of negative size failed every request that it was considered for, with a traceback."""
+    servicer = Describing(replace(describe("target"), **wrong))  # type: ignore[abstract]
+    async with running_server(
+        "127.0.0.1", 0, [TARGET_SERVICE], partial(add_TargetServiceServicer_to_server, servicer), grace_s=0
+    ) as server:
+        remote = RemoteVerifier(open_channel(server.address), 5.0)
+        refusal: AbstractContextManager[object] = nullcontext()
+        if name:
+            refusal = pytest.raises(PeerFailed, match=f"cannot be true: {name} is -1")
+        with refusal:
+            assert await remote.describe(5.0) == describe("target")
+        await remote.close()
 
 
 async def test_a_coordinator_without_a_target_says_how_each_stands() -> None:
