@@ -4,7 +4,6 @@ To a client any code except OK is an error; to a server only the codes that are 
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import grpc
 from opentelemetry.context import Context
@@ -44,11 +43,10 @@ def start_call(
     kind: SpanKind,
     context: Context | None = None,
     server: Mapping[str, str | int] = {},
-    **how: Any,
 ) -> Span:
-    """Start a call's span. `server` has a client's attributes of the server; `how` is passed to the tracer."""
+    """Start a call's span. `server` has a client's attributes of the server."""
     attributes = {**server, "rpc.system.name": "grpc", "rpc.method": method.removeprefix("/")}
-    return tracer.start_span(_span_name(method), context, kind, attributes, **how)
+    return tracer.start_span(_span_name(method), context, kind, attributes)
 
 
 def end_call(span: Span, kind: SpanKind, code: grpc.StatusCode, end_ns: int | None = None) -> None:

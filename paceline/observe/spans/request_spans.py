@@ -36,14 +36,14 @@ class RequestSpans:
         if caller is None:
             yield
             return
-        began_ns, code = time.time_ns(), grpc.StatusCode.OK
-        span = start_call(self._tracer, method, SpanKind.SERVER, caller, start_time=began_ns)
+        began_s, code = time.perf_counter(), grpc.StatusCode.OK
+        span = start_call(self._tracer, method, SpanKind.SERVER, caller)
         context = trace.set_span_in_context(span, contexts.set_value(_TRACER, self._tracer, caller))
         token = contexts.attach(context)
         try:
             yield
         except asyncio.CancelledError:
-            code = _cut_off_code(request, time.time_ns() - began_ns)
+            code = _cut_off_code(request, time.perf_counter() - began_s)
             raise
         except Exception as error:
             code = code_of(error)
@@ -63,6 +63,6 @@ def record_work(asked_ns: int, timing: CallTiming) -> None:
         tracer.start_span("execute", start_time=began_ns).end(ended_ns)
 
 
-def _cut_off_code(request: Any, elapsed_ns: int) -> grpc.StatusCode:
+def _cut_off_code(request: Any, elapsed_s: float) -> grpc.StatusCode:
     timeout_s = request.timeout_s if request.HasField("timeout_s") else None
-    return cut_off_code((timeout_s or 0.0) - elapsed_ns / 1e9, timeout_s)
+    return cut_off_code((timeout_s or 0.0) - elapsed_s, timeout_s)
