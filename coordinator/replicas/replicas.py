@@ -28,7 +28,7 @@ class ReplicaUser(Protocol[UsedT_contra]):
         ...
 
     def left(self, replica: Replica[UsedT_contra]) -> None:
-        """Forget a replica that is gone for good: no name leads to it, and it does not answer."""
+        """Forget a replica that is gone for good: no name leads to it, and it does not answer, or as another."""
         ...
 
 
@@ -86,7 +86,8 @@ class Replicas(Generic[RemoteT]):
             self._watches[place] = self._tasks.start(self._watch(replica))
         for place, replica in list(self._replicas.items()):
             replica.set_named(place in named)
-            if place not in named and replica.state is ReplicaState.DOWN:
+            # What is refused where no name leads may be anybody who got the address, and live for ever.
+            if place not in named and replica.state in (ReplicaState.DOWN, ReplicaState.REFUSED):
                 del self._replicas[place]
                 self._watches.pop(place).cancel()
                 self._user.left(replica)

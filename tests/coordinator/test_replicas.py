@@ -18,7 +18,7 @@ from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
 from coordinator.replicas.replica import FAILED_CHECKS_TO_LOSE, Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.requests.generation import Generation
-from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, IncompatiblePair, PacelineError, PeerUnavailable
 from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState, TokenizerFiles
 from tests.coordinators import admission, fits
@@ -85,6 +85,33 @@ async def test_replicas_that_join_are_taken_in_and_those_that_leave_are_let_go_w
     assert recorder.states["1:1"] == ["down", "up", "draining", "down", "left"]
     assert recorder.states["3:1"] == ["down", "up"]
     assert all(remote.is_closed for remote in remotes.values())
+
+
+async def test_a_stranger_at_the_address_of_a_replica_that_left_is_let_go() -> None:
+    """It was asked for its health twice a second, and shown as refused, for as long as it lived."""
+    found = [{"1:1"}, {"1:1"}, set[str]()]
+    remote, recorder = FakeVerifier(), Recorder()
+
+    async def resolve_next(address: HostPort) -> set[str]:
+        return found.pop(0)
+
+    async def fit(replica: Replica[FakeVerifier], model: ModelDescription) -> None:
+        if model.model_id == "stranger":
+            raise IncompatiblePair("no service of ours")
+
+    async with background() as tasks:
+        replicas = Replicas([NAME], lambda place, address: remote, fit, recorder, tasks, resolve_next)
+        await replicas.refresh()
+        await replicas.looked()
+        (replica,) = replicas.up
+        remote.description = describe("stranger")
+        replica.lose(PeerUnavailable("gone"))
+        await replica.look()
+        await replicas.refresh()
+        assert replicas.all == [replica]  # a name leads to it: it may come back as it should
+        await replicas.refresh()
+        assert replicas.all == []
+    assert recorder.states["1:1"] == ["down", "up", "down", "refused", "left"]
 
 
 async def test_a_name_that_cannot_be_resolved_leads_where_it_led() -> None:
