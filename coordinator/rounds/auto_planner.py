@@ -260,7 +260,7 @@ class _Search:
         self._costs.add(works, cycle_s, beside)
         time = cycle_s / self._costs.unit_s
         self._spent += time
-        self._heads.passed(time)
+        self._heads.passed(time, works[-1].heads_call_count)
         if not self._best and count in self._trials:
             # Nobody else needs what draft services take in for a trial.
             self._trials[count].lost += self._costs.catching_up(works[-1])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from coordinator.rounds.costs import RoundCosts, RoundWork
 from coordinator.rounds.outlook import HEADS_UNUSED, HeadsUse, Option, Outlook, Prices
+from coordinator.smoothing import smoothed
 from paceline.types import DraftSource
 
 SHARE = 0.005
@@ -26,9 +27,13 @@ class HeadsChoice:
         self._costs = costs
         self._more, self._none = _Trials(), _Trials()
         """Trials of more drafts than seem worth it, and of none."""
+        self._pass_count = 1.0
+        """Mean passes of a call in which they draft: as much after each, in the rounds that the target goes on with."""
 
-    def passed(self, time: float) -> None:
-        """Count the time of a round."""
+    def passed(self, time: float, pass_count: int = 0) -> None:
+        """Count the time of a round, in which they drafted after so many passes."""
+        if pass_count:
+            self._pass_count = smoothed(self._pass_count, pass_count)
         self._more.passed(time)
         self._none.passed(time)
 
@@ -101,7 +106,7 @@ class HeadsChoice:
         loss = (_worth(uses, prices) - _worth(more, prices)) / prices.time
         saved = (sum([use.tokens for use in more]) - sum([use.tokens for use in uses])) / prices.time
         doubt = self._costs.doubt(_work(more), _work(uses))
-        return self._more.is_due(loss - min(doubt, max(0.0, saved)))
+        return self._more.is_due(self._pass_count * (loss - min(doubt, max(0.0, saved))))
 
 
 class _Trials:

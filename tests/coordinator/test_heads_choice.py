@@ -78,6 +78,17 @@ def test_the_time_that_trials_may_lose_is_bounded_and_comes_back() -> None:
     assert any(chosen(choice, costs, useless))
 
 
+def test_a_trial_costs_all_passes_of_its_call() -> None:
+    """Each was charged with one. On a far target that runs eight further rounds 5 % of the time was lost, not 0.5."""
+    costs = known_costs()
+    choice, useless = HeadsChoice(costs), outlooks_of(8, (0.0, 0.0))
+    for _ in range(100):
+        choice.passed(1.0, pass_count=9)
+    tried = sum(any(chosen(choice, costs, useless)) for _ in range(1000))
+    lost_s = tried * 9 * (CALL_S + 16 * ROW_S)
+    assert 0 < lost_s <= 1.2 * AT_ONCE * costs.unit_s
+
+
 @pytest.mark.parametrize("asked_count", [0, 8])
 def test_rows_that_ask_a_draft_service_gain_nothing_by_a_trial(asked_count: int) -> None:
     """So a trial for them is dearer, and there are fewer."""
