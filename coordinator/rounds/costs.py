@@ -171,6 +171,8 @@ class RoundCosts:
         """Mean of the latest times over what was expected of them."""
         self._beside: list[float] = []
         """Mean amounts of the rounds of other sizes that ran beside the latest one."""
+        self.pass_count = 1.0
+        """Mean passes of the latest rounds of this size: what ran beside them is shared among these."""
         self.share = 1.0
         """Of the rounds of a cycle, those of this size: what is one's own is so much of it."""
 
@@ -216,10 +218,11 @@ class RoundCosts:
 
     def predict(self, work: RoundWork) -> float:
         """Return the time of a round with this work."""
-        time = self._sum(work.target_amounts())
+        amounts = work.target_amounts()
+        time, passes = self._sum(amounts), amounts[TARGET_PARTS.index(CONSTANT)] / self.pass_count
         for model, call in (work.draft_calls or {}).items():
             time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
-        time = self.share * time + (1 - self.share) * self._sum(self._beside)
+        time = self.share * time + (1 - self.share) * passes * self._sum(self._beside)
         return max(LEAST, time + self._rest(work.step_count))
 
     def doubt(self, work: RoundWork, beside: RoundWork) -> float:
@@ -241,9 +244,10 @@ class RoundCosts:
 
         The others ran in it too, in other lanes; those `beside` had groups of other sizes.
         """
-        others = [*map(self._amounts, beside)]
+        own, others = [*map(self._amounts, works)], [*map(self._amounts, beside)]
         self._beside, self.share = _mean(others), len(works) / (len(works) + len(others))
-        work, mean = works[-1], _mean([*others, *map(self._amounts, works)])
+        self.pass_count = _mean(own)[TARGET_PARTS.index(CONSTANT)]
+        work, mean = works[-1], _mean([*others, *own])
         foreseen = self._sum(mean)
         self.unit_s = self.unit_s or cycle_s / foreseen
         expected = max(LEAST, foreseen + self._rest(work.step_count))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean, pstdev
 
 import pytest
@@ -96,6 +97,20 @@ def test_what_another_lane_does_meanwhile_is_part_of_what_it_costs() -> None:
         costs.fit()
     for count in (0, 2, 4):
         assert costs.predict(work(count)) * costs.unit_s == pytest.approx(2 * seconds(work(count)), rel=0.1)
+
+
+@pytest.mark.parametrize("pass_count", [1, 2, 9])
+def test_what_runs_beside_a_call_is_shared_among_its_passes(pass_count: int) -> None:
+    """What is foreseen is of one pass. It had the time of all that ran beside the whole call."""
+    costs, rng = RoundCosts(), random.Random(1)
+    for _ in range(400):
+        large, small = [RoundWork(rows, rng.randrange(4 * rows)) for rows in (8, 2)]
+        own, beside = [replace(one, further=[one] * (pass_count - 1)) for one in (large, small)]
+        cycle_s = pass_count * (seconds(large) + seconds(small))
+        costs.add([own], cycle_s, [beside])
+    costs.fit()
+    assert costs.predict(large) * costs.unit_s == pytest.approx(cycle_s / pass_count, rel=0.1)
+    assert costs.predict(own) * costs.unit_s == pytest.approx(cycle_s, rel=0.1)
 
 
 def test_tokens_beyond_those_that_are_free_have_their_price() -> None:
