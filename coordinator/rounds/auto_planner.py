@@ -155,8 +155,9 @@ class _Search:
         self._goodput = 0.0
         """Tokens of a mean round of all lanes in a unit of time, with the best count; 0: not known yet. So it does not
         depend on what else is in flight, which changes from round to round."""
-        self._beside_tokens = 0.0
-        """Those of groups of other sizes in a cycle, for each pass of this size's."""
+        self._beside_mean = self._beside_tokens = 0.0
+        """Those of groups of other sizes in a cycle, for each pass of this size's: as it was the last times that there
+        were any, and now."""
         self.rounds_left = 0
         """Rounds until it is decided anew."""
         self._window_count = 0
@@ -257,7 +258,9 @@ class _Search:
         tokens = works[-1].committed_count
         others = sum(one.committed_count for one in beside) / len(works)
         self._costs.add(works, cycle_s, beside)
-        self._beside_tokens = smoothed(self._beside_tokens, others / self._costs.pass_count)
+        if beside:
+            self._beside_mean = smoothed(self._beside_mean, others / self._costs.pass_count)
+        self._beside_tokens = self._beside_mean if beside else 0.0
         time = cycle_s / self._costs.unit_s
         self._spent += time
         self._heads.passed(time, works[-1].heads_call_count)

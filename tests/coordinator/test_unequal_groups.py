@@ -15,8 +15,10 @@ from coordinator.replicas.way import Way
 from coordinator.requests.committed_tokens import TokenList
 from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.requests.guess import Guess
-from coordinator.rounds.auto_planner import AutoPlanner
+from coordinator.rounds.auto_planner import AutoPlanner, _Search
+from coordinator.rounds.costs import RoundWork
 from coordinator.rounds.fixed_planner import FixedPlanner
+from coordinator.rounds.outlook import Outlook
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner, Wish
 from paceline.types import DraftSource, HopTime
@@ -119,6 +121,17 @@ def test_what_drafts_cost_is_learned_from_the_rounds_of_all_sizes(load: str) -> 
         for count in range(1, HEADS + 1)
     )
     assert fmean(tokens_per_s(AutoPlanner(2, HEADS), load, seed, copies=True) for seed in seeds) > 0.97 * best
+
+
+def test_what_groups_beside_bring_counts_while_they_are_there() -> None:
+    """What they take no longer counted when they were gone, and what they bring did for twenty rounds more."""
+    search, outlooks = _Search(2), [Outlook(one, {}, {}, {}, 100) for one in group_of(8)]
+    eight, two = RoundWork(8, committed_count=8), RoundWork(2, committed_count=2)
+    for _ in range(50):
+        search.observe([eight], [two], 0.003, count=0, is_decoding=True)
+    assert search.promises(outlooks)[0].tokens == pytest.approx(10, abs=0.1)
+    search.observe([eight, eight], [], 0.004, count=0, is_decoding=True)
+    assert search.promises(outlooks)[0].tokens == 8
 
 
 @pytest.mark.parametrize("count", [9, 10, 12])
