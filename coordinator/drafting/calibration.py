@@ -40,18 +40,18 @@ class Calibration:
         self._weights = [PRIOR_WEIGHT] * len(self._chances)
         self._believed = [min(one, MOST_LIKELY) for one in self._chances]
         """The same chances, none of them certain."""
-        self._known: dict[tuple[int, ...], list[float]] = {}
-        """The chances of guesses, by their classes, since something was learned last."""
+        self._known: dict[tuple[int, tuple[float, ...]], tuple[float, ...]] = {}
+        """The chances of guesses, by what tells their classes, since something was learned last."""
 
-    def chances(self, guess: Guess) -> list[float]:
+    def chances(self, guess: Guess) -> tuple[float, ...]:
         """Return for each token the chance that it and all before it are right."""
-        classes = _classes_of(guess)
-        if classes not in self._known:
-            self._known[classes] = self._reached(classes)
-        return self._known[classes]
+        kind = _kind_of(guess)
+        if kind not in self._known:
+            self._known[kind] = self._reached(_classes(*kind))
+        return self._known[kind]
 
-    def _reached(self, classes: Sequence[int]) -> list[float]:
-        return [*accumulate(map(self._believed.__getitem__, classes), mul)]
+    def _reached(self, classes: Sequence[int]) -> tuple[float, ...]:
+        return tuple(accumulate(map(self._believed.__getitem__, classes), mul))
 
     def observe(self, guess: Guess, committed: Sequence[int]) -> None:
         """Learn from the tokens that were committed after the guess was made.
@@ -61,7 +61,7 @@ class Calibration:
         if self._known:
             self._known = {}
         chances, weights, believed = self._chances, self._weights, self._believed
-        classes = _classes_of(guess)
+        classes = _classes(*_kind_of(guess))
         for token_id, number, right_id in zip(guess.token_ids, classes, committed, strict=False):
             is_right = token_id == right_id
             weight = weights[number] = MEMORY * weights[number] + 1
@@ -71,14 +71,15 @@ class Calibration:
                 break
 
 
-def _classes_of(guess: Guess) -> tuple[int, ...]:
-    """Return the class of each token of a guess: so many tokens of match and guess stand before it."""
+def _kind_of(guess: Guess) -> tuple[int, tuple[float, ...]]:
+    """Return what tells the classes of a guess's tokens."""
     # A longer match is of the last class too. It grows as it is followed, and would be kept once more each time.
-    return _classes(min(guess.match_length, LENGTHS[-1]), guess.shares)
+    return min(guess.match_length, LENGTHS[-1]), guess.shares
 
 
 @lru_cache(maxsize=4096)
 def _classes(match_length: int, shares: tuple[float, ...]) -> tuple[int, ...]:
+    """Return the class of each token of a guess: so many tokens of match and guess stand before it."""
     most = LENGTHS[-1]
     return tuple(
         _FIRST_CLASSES[min(agreement, most)] + int(share * SHARE_CLASSES)

@@ -25,18 +25,18 @@ class HeadsAcceptance:
         self._places = PlaceAcceptance(most, PRIOR_RATE)
         self._given = 1.0
         """Share of the tokens that they were asked for of late which they gave."""
-        self._chances: list[float] | None = None
+        self._chances: tuple[float, ...] | None = None
         """What `chances` returns until something is learned: each row asks."""
 
-    def chances(self) -> list[float]:
+    def chances(self) -> tuple[float, ...]:
         """Return the chance that their first 1, 2, ... drafts are all right, once they are given."""
         if self._chances is None:
-            self._chances = self._places.survival()
+            self._chances = tuple(self._places.survival())
         return self._chances
 
-    def expected_chances(self) -> list[float]:
+    def expected_chances(self) -> tuple[float, ...]:
         """Return the same for drafts that they would be asked for."""
-        return [self._given * chance for chance in self.chances()] if self._most else []
+        return tuple([self._given * chance for chance in self.chances()]) if self._most else ()
 
     def age(self) -> None:
         """Let a round pass."""

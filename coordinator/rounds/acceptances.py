@@ -33,7 +33,7 @@ class Acceptances:
         """Rounds so far."""
         self.lengths = OutputLengths()
 
-    def of_guess(self, source: DraftSource, guess: Guess) -> Sequence[float]:
+    def of_guess(self, source: DraftSource, guess: Guess) -> tuple[float, ...]:
         """Return the chance that the first 1, 2, ... tokens of a guess are all right."""
         if source is DraftSource.HEADS:
             return self._heads.chances()[: len(guess.token_ids)]
@@ -43,7 +43,7 @@ class Acceptances:
         """Return what is known of draft services now, by model; they draft for generations of so many tokens."""
         return {model: ModelAcceptance(model, self._at(model), most) for model, most in max_lengths.items()}
 
-    def expected_of_heads(self) -> Sequence[float]:
+    def expected_of_heads(self) -> tuple[float, ...]:
         """Return the same for drafts that the target's heads would be asked for."""
         return self._heads.expected_chances()
 

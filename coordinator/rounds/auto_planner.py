@@ -258,6 +258,8 @@ class _Search:
         tokens = works[-1].committed_count
         others = sum(one.committed_count for one in beside) / len(works)
         self._costs.add(works, cycle_s, beside)
+        if not self.rounds_left:
+            self._costs.fit()  # the next plan decides, and while it does no model works
         if beside:
             self._beside_mean = smoothed(self._beside_mean, others / self._costs.pass_count)
         self._beside_tokens = self._beside_mean if beside else 0.0

@@ -8,7 +8,7 @@ each other down.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import sqrt
 from typing import NamedTuple
 
@@ -65,14 +65,15 @@ class CostCounts:
             bits = call.caught_up_count.bit_length()
             size = _Size(model, round_count_at_once, call.row_count, call.step_count, bits)
             self._add_call(size, hop, call.token_count, call.caught_up_count)
-        most = max((row.drafted_count for row in report.rows), default=0)
-        drafted_count = sum(row.drafted_count for row in report.rows)
+        drafted_counts = [row.drafted_count for row in report.rows]
         prompt_count = report.prompt_token_count
+        most = max(drafted_counts, default=0)
         size = _Size("", round_count_at_once, len(report.rows), most, prompt_count.bit_length())
         own_s = max(0.0, round_s - report.propose.total_s - report.verify.total_s)
         # Of a call with further rounds each took about the same; the way is the call's.
-        verify = replace(report.verify, executed_s=report.verify.executed_s / report.pass_count)
-        self._add_call(size, verify, drafted_count, prompt_count, own_s)
+        hop = report.verify
+        verify = HopTime(hop.wire_s, hop.queued_s, hop.executed_s / report.pass_count)
+        self._add_call(size, verify, sum(drafted_counts), prompt_count, own_s)
 
     def _add_call(self, size: _Size, hop: HopTime, drafted_count: int, prompt_count: int, own_s: float = 0.0) -> None:
         before = self._calls.get(size) or CallCosts(*size[:-1])

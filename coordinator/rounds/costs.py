@@ -46,6 +46,8 @@ CALL, STEP, TOKEN, CAUGHT_UP = "call", "step", "token", "caught up"
 TARGET_PARTS = (CONSTANT, DRAFTED, PROMPT, *OVER, CACHED, HEADS_CALL, HEADS)
 CALL_PARTS = (CALL, STEP, TOKEN, CAUGHT_UP)
 """Parts of the target's own work, and of a call for drafts."""
+_TARGET_PLACES = {part: place for place, part in enumerate(TARGET_PARTS)}
+_CALL_PLACES = {part: place for place, part in enumerate(CALL_PARTS)}
 
 FIRST = {
     CONSTANT: (1.0, 1.0),
@@ -205,9 +207,9 @@ class RoundCosts:
 
     def price(self, part: str, model: str = "") -> float:
         """Return the price of one unit of a part, in each round of this size."""
-        if part in CALL_PARTS:
-            return self.share * self._call_prices(model)[CALL_PARTS.index(part)]
-        return self.share * self._prices[TARGET_PARTS.index(part)]
+        if part in _CALL_PLACES:
+            return self.share * self._call_prices(model)[_CALL_PLACES[part]]
+        return self.share * self._prices[_TARGET_PLACES[part]]
 
     def drafted_price(self, bend_count: float) -> float:
         """Return the price of one more draft token in a verify that is beyond so many bends, or beyond part of one."""
@@ -219,7 +221,7 @@ class RoundCosts:
     def predict(self, work: RoundWork) -> float:
         """Return the time of a round with this work."""
         amounts = work.target_amounts()
-        time, passes = self._sum(amounts), amounts[TARGET_PARTS.index(CONSTANT)] / self.pass_count
+        time, passes = self._sum(amounts), amounts[_TARGET_PLACES[CONSTANT]] / self.pass_count
         for model, call in (work.draft_calls or {}).items():
             time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
         time = self.share * time + (1 - self.share) * passes * self._sum(self._beside)
@@ -246,7 +248,7 @@ class RoundCosts:
         """
         own, others = [*map(self._amounts, works)], [*map(self._amounts, beside)]
         self._beside, self.share = _mean(others), len(works) / (len(works) + len(others))
-        self.pass_count = _mean(own)[TARGET_PARTS.index(CONSTANT)]
+        self.pass_count = _mean(own)[_TARGET_PLACES[CONSTANT]]
         work, mean = works[-1], _mean([*others, *own])
         foreseen = self._sum(mean)
         self.unit_s = self.unit_s or cycle_s / foreseen
@@ -303,8 +305,8 @@ class RoundCosts:
 
     def _has_prompt(self, amounts: Sequence[float]) -> bool:
         """Return whether a service took in anything that it lacked."""
-        missed = [amounts[place + CALL_PARTS.index(CAUGHT_UP)] for place in self._call_places.values()]
-        return any(missed) or amounts[TARGET_PARTS.index(PROMPT)] > 0
+        missed = [amounts[place + _CALL_PLACES[CAUGHT_UP]] for place in self._call_places.values()]
+        return any(missed) or amounts[_TARGET_PLACES[PROMPT]] > 0
 
     def _call_prices(self, model: str) -> list[float]:
         """Return the prices of `CALL_PARTS`."""

@@ -30,8 +30,8 @@ class HeadsChoice:
         self._pass_count = 1.0
         """Mean passes of a call in which they draft: as much after each, in the rounds that the target goes on with."""
 
-    def passed(self, time: float, pass_count: int = 0) -> None:
-        """Count the time of a round, in which they drafted after so many passes."""
+    def passed(self, time: float, pass_count: int) -> None:
+        """Count the time of a call, in which they drafted after so many passes."""
         if pass_count:
             self._pass_count = smoothed(self._pass_count, pass_count)
         self._more.passed(time)
@@ -77,7 +77,8 @@ class HeadsChoice:
         gain: float,
     ) -> list[HeadsUse]:
         """Return these uses, or those of a trial: none, or as many drafts as there may be."""
-        if any(use.are_best for use in uses) and self._none.is_due(gain):
+        # Without heads no further round runs in this call, and the next round has no drafts.
+        if any(use.are_best for use in uses) and self._none.is_due(self._pass_count * gain):
             return [HEADS_UNUSED] * len(uses)
         if not self._more.may_begin:
             return uses

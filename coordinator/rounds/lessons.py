@@ -50,6 +50,7 @@ class Lessons:
 
     def take_in(self, ended: EndedRound) -> None:
         self._metrics.round_ended(ended.waits_s, ended.report)
+        self._statistics.count_report(ended.report)
         self._learn(ended)
         self._statistics.costs.add(ended.report, ended.in_flight_count, ended.ended_s - ended.began_s)
 

@@ -7,6 +7,7 @@ accepted. It costs the seconds that it adds to the round, and a second is worth 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 from operator import neg
 
@@ -68,7 +69,7 @@ class Option:
 NO_OPTION = Option()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeadsUse:
     """Drafts of the target's heads for the next round."""
 
@@ -94,12 +95,12 @@ class Outlook:
 
     generation: Generation
     guesses: Mapping[DraftSource, Guess]
-    guess_chances: Mapping[DraftSource, Sequence[float]]
+    guess_chances: Mapping[DraftSource, tuple[float, ...]]
     drawn: Mapping[str, Drawn]
     """By model of a draft service."""
     remaining_count: float
     """Tokens that its output is expected to have still."""
-    heads_chances: Sequence[float] = ()
+    heads_chances: tuple[float, ...] = ()
     """Chances of what the target's heads would draft, whether they were asked in the last round or not."""
 
     def copies(self, prices: Prices) -> Option:
@@ -118,7 +119,7 @@ class Outlook:
         chances = self.guess_chances.get(DraftSource.HEADS)
         if not chances:
             return copies
-        best = self.better(_worthwhile_option(DraftSource.HEADS, chances, prices.drafted), copies)
+        best = self.better(_of_heads(chances, prices.drafted), copies)
         # If nothing is worth it they are verified nevertheless, to show what verifying costs and what they are worth.
         return best if best.count else _option(DraftSource.HEADS, chances, prices.drafted)
 
@@ -126,8 +127,7 @@ class Outlook:
         """Return the better of the copies and of what the target's heads draft for the next round if asked."""
         if not self.heads_chances:
             return copies
-        price = prices.drafted + prices.heads
-        return self.better(_worthwhile_option(DraftSource.HEADS, self.heads_chances, price), copies)
+        return self.better(_of_heads(self.heads_chances, prices.drafted + prices.heads), copies)
 
     def heads_use(self, asked: Option, ask: Option, copies: Option, prices: Prices) -> HeadsUse:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.
@@ -236,6 +236,12 @@ def _worthwhile_option(source: DraftSource, chances: Sequence[float], price: flo
     """Return those that are worth their price."""
     count = _worthwhile(chances, price)
     return _option(source, chances[:count], price) if count else NO_OPTION
+
+
+@lru_cache(maxsize=64)
+def _of_heads(chances: tuple[float, ...], price: float) -> Option:
+    """Return those drafts of the target's heads that are worth their price: most rows of a group have the same."""
+    return _worthwhile_option(DraftSource.HEADS, chances, price)
 
 
 def _best(offers: Sequence[Option]) -> Option:

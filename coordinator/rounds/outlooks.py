@@ -31,7 +31,7 @@ class Outlooks:
         self._acceptances.observe(wishes, report)
 
     def _of(
-        self, generation: Generation, models: Mapping[str, ModelAcceptance], expected_of_heads: Sequence[float]
+        self, generation: Generation, models: Mapping[str, ModelAcceptance], expected_of_heads: tuple[float, ...]
     ) -> Outlook:
         most, guesses = generation.max_draft_count, guesses_of(generation, MAX_GUESSED)
         guess_chances = {source: self._acceptances.of_guess(source, one) for source, one in guesses.items()}

@@ -200,7 +200,6 @@ class Scheduler:
                     clock=self._clock,
                 )
                 record(report)
-                self.statistics.count_report(report)
                 ended = EndedRound(
                     groups,
                     wishes,

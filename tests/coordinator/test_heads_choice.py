@@ -54,7 +54,7 @@ def test_heads_draft_where_all_rows_together_are_worth_their_pass() -> None:
     for outlook in one_row[1:]:
         outlook.heads_chances = ()
     assert chosen(choice, costs, one_row) == [0] * 8
-    choice.passed(1 / SHARE)
+    choice.passed(1 / SHARE, 1)
     counts = [chosen(choice, costs, all_rows) for _ in range(10)]
     assert counts[-1] == [2] * 8
 
@@ -74,7 +74,7 @@ def test_the_time_that_trials_may_lose_is_bounded_and_comes_back() -> None:
     lost_s = sum(tried) * (CALL_S + 16 * ROW_S)
     assert 0 < lost_s <= 1.2 * AT_ONCE * costs.unit_s
     assert not any(tried[500:])
-    choice.passed(1 / SHARE)
+    choice.passed(1 / SHARE, 1)
     assert any(chosen(choice, costs, useless))
 
 
@@ -97,3 +97,17 @@ def test_rows_that_ask_a_draft_service_gain_nothing_by_a_trial(asked_count: int)
     choice, outlooks = HeadsChoice(costs), outlooks_of(8, (0.4, 0.1))
     tried = sum(any(chosen(choice, costs, outlooks, asked)) for _ in range(300))
     assert (0 < tried < 20) if asked_count else tried > 20
+
+
+def trials_without(pass_count: int) -> int:
+    """Return the calls of 2,000 in which heads that pay are left out, each of so many passes."""
+    costs, choice, outlooks = known_costs(), HeadsChoice(known_costs()), outlooks_of(8)
+    left_out = 0
+    for _ in range(2000):
+        left_out += not any(chosen(choice, costs, outlooks))
+        choice.passed(1.0, pass_count)
+    return left_out
+
+
+def test_a_call_without_heads_is_charged_with_the_further_rounds_that_it_lacks() -> None:
+    assert 0 < trials_without(pass_count=2) <= 0.6 * trials_without(pass_count=1)
