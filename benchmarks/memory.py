@@ -115,7 +115,8 @@ class Load:
         """Make the smallest call of each kind, so that code and tables are there, and little of what calls take."""
         await self._prefill("warm", DECODED_TOKENS + 1)
         await self._round(["warm"], draft_count=1)
-        await self._remote.release(["warm"])
+        self._remote.owe(["warm"])
+        await self._remote.release()
         self._lengths.clear()
 
     async def fill(self) -> None:

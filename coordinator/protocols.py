@@ -38,8 +38,12 @@ ANY_TIME = Deadline()
 
 
 class Releases(Protocol):
-    async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences. Those that the service did not hear of stay owed."""
+    def owe(self, sequence_ids: list[str]) -> None:
+        """Leave sequences to be freed by the next request, or by `release`."""
+        ...
+
+    async def release(self) -> int:
+        """Free what is owed now; return how many sequences. Those that the service did not hear of stay owed."""
         ...
 
 
@@ -105,10 +109,6 @@ class Remote(Releases, Protocol):
 
     def trust(self, identity: ModelIdentity) -> None:
         """Accept answers from this process only: its model was checked."""
-        ...
-
-    def owe(self, sequence_ids: list[str]) -> None:
-        """Leave sequences to be freed by the next `release`."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 
 import grpc
@@ -53,6 +53,7 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
     async def _propose(
         self, unasked: Unasked, caller: Caller, request: pb.ProposeTokensRequest
     ) -> pb.ProposeTokensResponse:
+        self._send_nothing(caller.scope, request.context.released_sequence_ids)
         wishing = {caller.scope + row.sequence_id for row in request.rows if row.prepare_count}
         # Before the call, during which its sequences may be released.
         self._streams |= dict.fromkeys(wishing, unasked)
@@ -101,9 +102,13 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
     async def ReleaseDraftSequences(
         self, request: pb.ReleaseDraftSequencesRequest, context: Context
     ) -> pb.ReleaseDraftSequencesResponse:
-        for sequence_id in request.sequence_ids:
-            self._streams.pop(caller_scope(context) + sequence_id, None)
+        self._send_nothing(caller_scope(context), request.sequence_ids)
         return pb.ReleaseDraftSequencesResponse(released_count=await self._release(request, context))
+
+    def _send_nothing(self, scope: str, sequence_ids: Iterable[str]) -> None:
+        """Prepare nothing more for sequences that are freed."""
+        for sequence_id in sequence_ids:
+            self._streams.pop(scope + sequence_id, None)
 
     async def DescribeDraftModel(
         self, request: pb.DescribeDraftModelRequest, context: Context

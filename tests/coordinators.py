@@ -67,8 +67,11 @@ class OneModel:
     def usable(self) -> Mapping[str, Drafter]:
         return {MODEL: self._drafter}
 
-    async def release(self, sequence_ids: list[str]) -> None:
-        await self._drafter.release(sequence_ids)
+    def owe(self, sequence_ids: list[str]) -> None:
+        self._drafter.owe(sequence_ids)
+
+    async def release(self) -> int:
+        return await self._drafter.release()
 
 
 def asking(generations: Sequence[Generation], draft_counts: Sequence[int]) -> dict[Generation, Wish]:

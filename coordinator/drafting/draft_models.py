@@ -102,6 +102,10 @@ class DraftModels:
         for one in self._models.values():
             one.replicas.look_anew(reason)
 
-    async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences wherever they are."""
-        await asyncio.gather(*(one.drafter.release(sequence_ids) for one in self._models.values()))
+    def owe(self, sequence_ids: list[str]) -> None:
+        """Leave sequences to be freed wherever they are."""
+        for one in self._models.values():
+            one.drafter.owe(sequence_ids)
+
+    async def release(self) -> int:
+        return sum(await asyncio.gather(*(one.drafter.release() for one in self._models.values())))

@@ -27,6 +27,7 @@ from coordinator.protocols import ANY_TIME, Deadline, Drafter
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
 from paceline.prefix_hash import extended_hash
+from paceline.tasks import kept_task
 from paceline.types import PreparedDrafts, Proposal, Proposals, ProposeRow
 
 log = structlog.get_logger()
@@ -64,6 +65,8 @@ class PreparedDrafter:
         """Set when choices come, by who waits for them cleared."""
         self._background: dict[asyncio.Task[None], frozenset[str]] = {}
         """Calls that no round waits for, with their sequence ids."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """What waits for such calls, to free their sequences."""
         self._doubtful: set[str] = set()
         """Sequences of which the service holds less than rounds were told."""
         self.row_count = 0
@@ -144,16 +147,27 @@ class PreparedDrafter:
         self.hit_count += sum(map(bool, drafts))
         return Proposals([_early(row, one) for row, one in zip(rows, drafts, strict=True)])
 
-    async def release(self, sequence_ids: list[str]) -> None:
+    def owe(self, sequence_ids: list[str]) -> None:
         self._choices.forget(sequence_ids)
         self._patience.forget(sequence_ids)
         self._answered.forget(sequence_ids)
         # A call that is still under way would cache tokens after the sequences were freed.
         names = set(sequence_ids)
         if busy := [task for task, own in self._background.items() if own & names]:
-            await asyncio.wait(busy)
-        self._doubtful -= names
-        await self._drafter.release(sequence_ids)
+            kept_task(self._owe_after(busy, sequence_ids), self._ending)
+        else:
+            self._doubtful -= names
+            self._drafter.owe(sequence_ids)
+
+    async def _owe_after(self, busy: Sequence[asyncio.Task[None]], sequence_ids: list[str]) -> None:
+        await asyncio.wait(busy)
+        self._doubtful.difference_update(sequence_ids)
+        self._drafter.owe(sequence_ids)
+
+    async def release(self) -> int:
+        if self._ending:
+            await asyncio.wait(self._ending)
+        return await self._drafter.release()
 
     async def _ask(self, rows: Sequence[ProposeRow], deadline: Deadline, began_s: float) -> Proposals:
         """Return the answer to the rows, or what is known of it, when that is enough before."""

@@ -164,8 +164,8 @@ class ReplicatedDrafter:
             del self._homes[sequence_id]
         return sequence_ids
 
-    async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences where they are. A replica that is away is told when it is back."""
+    def owe(self, sequence_ids: list[str]) -> None:
+        """Leave sequences to be freed where they are."""
         parts: defaultdict[GuardedDraft, list[str]] = defaultdict(list)
         for sequence_id in sequence_ids:
             if home := self._homes.pop(sequence_id, None):
@@ -173,7 +173,11 @@ class ReplicatedDrafter:
                 parts[home].append(sequence_id)
         for draft, part in parts.items():
             draft.replica.remote.owe(part)
-        await asyncio.gather(*(draft.replica.remote.release([]) for draft in parts if draft.replica.is_up))
+
+    async def release(self) -> int:
+        """Free what is owed. A replica that is away is told when it is back."""
+        owing = [one.replica.remote for one in self._drafts.values() if one.replica.is_up]
+        return sum(await asyncio.gather(*(remote.release() for remote in owing if remote.owed_count)))
 
 
 async def _answer(draft: GuardedDraft, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals | PacelineError:

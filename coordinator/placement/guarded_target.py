@@ -99,8 +99,11 @@ class GuardedTarget:
         """Note the end of a round. If it was the trial but made no call, the next round is the trial."""
         self.circuit.gave_up()
 
-    async def release(self, sequence_ids: list[str]) -> None:
-        await self._remote.release(sequence_ids)
+    def owe(self, sequence_ids: list[str]) -> None:
+        self._remote.owe(sequence_ids)
+
+    async def release(self) -> int:
+        return await self._remote.release()
 
     async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
         """Cut sequences. Raise the call's error, or PeerFailed when its answer cannot be true."""

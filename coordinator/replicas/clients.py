@@ -21,7 +21,14 @@ from paceline.codec.rounds import (
     verdicts_from_pb,
     verify_rows_to_pb,
 )
-from paceline.codec.versions import VERSION, check_answer_version, check_service_versions, version_of, version_refusal
+from paceline.codec.versions import (
+    RELEASES_ALONG,
+    VERSION,
+    check_answer_version,
+    check_service_versions,
+    version_of,
+    version_refusal,
+)
 from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
 from paceline.scope import RowT
 from paceline.types import (
@@ -45,6 +52,8 @@ from paceline.wire.peers import DRAFT, TARGET, service_at
 DRAFT_SERVICE = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
 TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 RELEASE_TIMEOUT_S = 5.0
+MOST_RELEASED = 256
+"""Sequences to free that a request names; more are named by the next ones, or by a call of their own."""
 MANY_BIASES = 1024
 """Logit biases of all rows of a call: encoding these takes a millisecond."""
 
@@ -98,25 +107,28 @@ class _RemoteModel:
         self._work.tell_ends(on_end)
 
     def owe(self, sequence_ids: list[str]) -> None:
-        """Leave sequences to be freed by the next `release`."""
+        """Leave sequences to be freed by the next request, which spares a call, or by `release`."""
         self._owed.update(sequence_ids)
 
     @property
     def owed_count(self) -> int:
         return len(self._owed)
 
-    async def release(self, sequence_ids: list[str]) -> None:
-        """Free sequences, with those still owed. Those that the service did not hear of stay owed.
+    async def release(self) -> int:
+        """Free what is owed; return how many sequences. Those that the service did not hear of stay owed."""
+        if due := self._due:
+            with translated_errors():
+                await self._release(due)
+            self._owed.difference_update(due)
+        return len(due)
 
-        So do those of requests that it may have yet to serve, which would cache them again: nobody may wait for these.
+    @property
+    def _due(self) -> list[str]:
+        """What is owed, without sequences of requests that the service may have yet to serve.
+
+        It would cache them again, and nobody may wait for these requests.
         """
-        self.owe(sequence_ids)
-        owed = [one for one in self._owed if not self._work.is_under_way(one)]
-        if not owed:
-            return
-        with translated_errors():
-            await self._release(owed)
-        self._owed.difference_update(owed)
+        return [one for one in self._owed if not self._work.is_under_way(one)]
 
     def trust(self, identity: ModelIdentity) -> None:
         self._identity = identity
@@ -133,9 +145,13 @@ class _RemoteModel:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
         names = [row.sequence_id for row in rows]
         self._owed.difference_update(names)  # they are used again: who leaves them says so again
+        due = self._due[:MOST_RELEASED]
+        request.context.released_sequence_ids.extend(due)
         with translated_errors():
             response = answered(await self._work.ask(request, self._limited(timeout_s), names))
         check_answer_version(response.wire_version, self._kind)
+        if response.wire_version >= RELEASES_ALONG:
+            self._owed.difference_update(due)
         check_identity(self._identity, identity_from_pb(response.identity))
         _check_answers(rows, response.results)
         return response

@@ -149,7 +149,7 @@ class Replica(Generic[RemoteT_co]):
 
     async def _release_owed(self) -> None:
         if self._remote.owed_count:
-            await self._remote.release([])
+            await self._remote.release()
 
     async def _try_release_owed(self) -> None:
         with suppress(PacelineError):  # they stay owed: one that works on a long pass frees nothing meanwhile

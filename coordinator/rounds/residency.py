@@ -1,22 +1,27 @@
 """Residency: where the caches of generations are, and which of them services may free.
 
 Owns the time from when to when a target and the draft services may hold a generation. All code that ends or moves a
-generation reports it here, and services are told here alone, each once. If a service cannot be told, its client keeps
-the sequence as owed.
+generation reports it here, and services are told here alone, each once: by their next request, or by a call if none
+follows soon. If a service cannot be told, its client keeps the sequence as owed.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 import structlog
 
 from coordinator.protocols import Releases, Verifier
 from coordinator.requests.generation import Generation
 from paceline.errors import PacelineError
+from paceline.tasks import kept_task
 from paceline.types import RolledBack, SequenceLength
 
 log = structlog.get_logger()
+
+NEXT_REQUEST_S = 0.1
+"""Seconds in which a request is expected to follow. A cache is held as long, if none does."""
 
 
 class Residency:
@@ -26,7 +31,9 @@ class Residency:
         """The target that may hold a generation."""
         self._drafted: set[Generation] = set()
         """Generations that a draft service may hold."""
-        self._telling: dict[asyncio.Task[None], Releases] = {}
+        self._timers: dict[Releases, asyncio.TimerHandle] = {}
+        """For services that are told by a call, if no request does before."""
+        self._telling: set[asyncio.Task[int]] = set()
 
     def hold(self, generations: Collection[Generation], target: Verifier) -> None:
         """Note that a round with the target begins for the generations."""
@@ -43,7 +50,7 @@ class Residency:
         self._tell_targets(ended)
         if drafted := [one.sequence_id for one in ended if one in self._drafted]:
             self._drafted.difference_update(ended)
-            self._tell(self._drafter, drafted)
+            self._owe(self._drafter, drafted)
 
     async def take_back(self, generation: Generation, length: int) -> int:
         """Cut a generation's target cache to `length` tokens, and return the bytes that this freed.
@@ -74,14 +81,17 @@ class Residency:
         return len(self._drafted)
 
     async def told(self, target: Releases, timeout_s: float) -> bool:
-        """Wait until the target was told everything; return whether there was anything to tell."""
-        telling = [task for task, service in self._telling.items() if service is target]
-        if telling:
-            await asyncio.wait(telling, timeout=timeout_s)
-        return bool(telling)
+        """Tell the target everything now; return whether there was anything to tell."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                return await _release(target) > 0
+        return True
 
     async def close(self) -> None:
-        """Wait until all services were told everything."""
+        """Tell all services everything now."""
+        for service, timer in [*self._timers.items()]:
+            timer.cancel()
+            self._tell(service)
         await asyncio.gather(*self._telling)
 
     def _tell_targets(self, generations: Iterable[Generation]) -> None:
@@ -91,20 +101,23 @@ class Residency:
             if target := self._targets.pop(generation, None):
                 by_target[target].append(generation.sequence_id)
         for target, sequence_ids in by_target.items():
-            self._tell(target, sequence_ids)
+            self._owe(target, sequence_ids)
 
-    def _tell(self, service: Releases, sequence_ids: list[str]) -> None:
-        self._start(service, _release(service, sequence_ids))
+    def _owe(self, service: Releases, sequence_ids: list[str]) -> None:
+        service.owe(sequence_ids)
+        if service not in self._timers:
+            loop = asyncio.get_running_loop()
+            self._timers[service] = loop.call_later(NEXT_REQUEST_S, self._tell, service)
 
-    def _start(self, service: Releases, work: Coroutine[None, None, None]) -> None:
-        """Start without waiting: a cache that is not freed is no error of any request."""
-        task = asyncio.create_task(work)
-        self._telling[task] = service
-        task.add_done_callback(lambda ended: self._telling.pop(ended))
+    def _tell(self, service: Releases) -> None:
+        del self._timers[service]
+        kept_task(_release(service), self._telling)
 
 
-async def _release(service: Releases, sequence_ids: list[str]) -> None:
+async def _release(service: Releases) -> int:
+    """Free what is owed; return how many sequences. A cache that is not freed is no error of any request."""
     try:
-        await service.release(sequence_ids)
+        return await service.release()
     except PacelineError as error:
-        log.warning("sequences could not be released yet", error=str(error), sequences=len(sequence_ids))
+        log.warning("sequences could not be released yet", error=str(error))
+        return 0

@@ -8,6 +8,7 @@ misread them; fields that a peer may ignore need none.
 | 0 | messages carry no version; a rule comes with every row |
 | 1 | a rule is told once for a sequence; a row may bring a part of a prompt |
 | 2 | a rule may have a response format |
+| 3 | a request may name sequences to free |
 
 A request carries the lowest version that its rows need, so that older services go on to serve all others.
 """
@@ -16,11 +17,13 @@ from paceline.errors import IncompatiblePair, InvalidRequest, PeerUnavailable
 from paceline.types import ChoiceRule
 from paceline.v1 import common_pb2
 
-VERSION = 2
+VERSION = 3
 RULES_TOLD_ONCE = 1
 """Since this version a row without a rule relies on the rule told before; in older versions it decodes greedily."""
 RESPONSE_FORMATS = 2
 """Since this version a rule may have a response format; older services would pass it over."""
+RELEASES_ALONG = 3
+"""Since this version services free what a request names; older ones pass over it, and are to be told by a call."""
 EARLIEST_REQUEST = 0
 """Oldest version of requests that model services read."""
 EARLIEST_SERVICE = 1

@@ -71,12 +71,17 @@ class ModelServicer:
         read: Callable[[Any], list[RowT]],
         work: Callable[[Sequence[Call[RowT]]], Sequence[ResultT]],
     ) -> tuple[list[RowT], ResultT, CallTiming]:
-        """Return a request's rows, what came of them, and how long that took."""
+        """Free what the request says; return its rows, what came of them, and how long that took."""
         check_request_version(request.context)
         check_row_count(len(request.rows), self._max_rows)
         rows = read(request)
         call: Call[RowT] = Call(rows, caller)
-        return rows, *await self._worker.run_call(work, call, call.token_count(self._chunk_tokens))
+        serving = self._worker.run_call(work, call, call.token_count(self._chunk_tokens))
+        if released := list(request.context.released_sequence_ids):
+            _, (result, timing) = await asyncio.gather(self._free(caller, released), serving)  # in this order
+        else:
+            result, timing = await serving
+        return rows, result, timing
 
     async def _roll_back(self, request: Any, context: Context) -> list[Any]:
         lengths, caller = lengths_from_pb(request.sequences), caller_of(context, self._weights)
@@ -85,9 +90,11 @@ class ModelServicer:
 
     async def _release(self, request: Any, context: Context) -> int:
         """Free sequences, also for a caller that waits no longer: it would ask again for what a long pass holds up."""
-        caller = caller_of(context, self._weights)
-        work = self._worker.run_for(caller, self._runner.release, list(request.sequence_ids), caller.scope)
+        work = self._free(caller_of(context, self._weights), list(request.sequence_ids))
         return await outlasting(work, self._releases)
+
+    async def _free(self, caller: Caller, sequence_ids: list[str]) -> int:
+        return await self._worker.run_for(caller, self._runner.release, sequence_ids, caller.scope)
 
     def _description(self) -> dict[str, Any]:
         described = replace(self._runner.describe(), max_rows=self._max_rows)

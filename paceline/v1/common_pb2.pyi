@@ -273,6 +273,7 @@ class RequestContext(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
+    RELEASED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
     """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
     wire_version: _builtins.int
@@ -283,16 +284,23 @@ class RequestContext(_message.Message):
     def span(self) -> Global___CallerSpan:
         """Span that the request is sent from; unset: it is not traced."""
 
+    @_builtins.property
+    def released_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Sequences of the caller to free before the rows are served, which spares it a call of its own. Unknown ones are
+        passed over. A service that speaks a version of the wire below 3 passes over all of them.
+        """
+
     def __init__(
         self,
         *,
         timeout_s: _builtins.float | None = ...,
         span: Global___CallerSpan | None = ...,
         wire_version: _builtins.int = ...,
+        released_sequence_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "released_sequence_ids", b"released_sequence_ids", "span", b"span", "timeout_s", b"timeout_s", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

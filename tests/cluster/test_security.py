@@ -192,14 +192,16 @@ async def test_the_same_id_of_two_callers_of_the_target_is_two_sequences(
         (failed,) = (await TargetServiceStub(channel).RollbackTargetSequences(rollback)).results
         assert failed.sequence_id == "id"
         assert isinstance(error_from_pb(failed.status), SequenceNotFound)
-        await other.release(["id"])
+        other.owe(["id"])
+        await other.release()
         authority.issue("a.test")  # a new certificate with the old name
         assert (await owner.verify([rest])).results == [verdict]
         assert (await other.verify([whole])).results == [verdict]
         assert server.runner.cache.sequence_count == 2
         (cut,) = (await TargetServiceStub(server.channel).RollbackTargetSequences(rollback)).results
         assert (cut.sequence_id, cut.cached_length) == ("id", 2)
-        await owner.release(["id"])
+        owner.owe(["id"])
+        await owner.release()
         assert (await other.verify([rest])).results == [verdict]
 
 
@@ -215,7 +217,8 @@ async def test_the_same_id_of_two_callers_of_the_draft_is_two_sequences(
         whole, rest = ProposeRow("id", 0, PROMPT, 2), ProposeRow("id", 2, PROMPT[2:], 2)
         (proposal,) = (await owner.propose([whole])).results
         assert isinstance((await other.propose([rest])).results[0], PrefixNotCached)
-        await other.release(["id"])
+        other.owe(["id"])
+        await other.release()
         assert (await owner.propose([rest])).results == [proposal]
         rollback = draft_service_pb2.RollbackDraftSequencesRequest(
             sequences=[common_pb2.SequenceLength(sequence_id="id", length=2)]
@@ -224,7 +227,8 @@ async def test_the_same_id_of_two_callers_of_the_draft_is_two_sequences(
         assert isinstance(error_from_pb(failed.status), SequenceNotFound)
         (cut,) = (await DraftServiceStub(server.channel).RollbackDraftSequences(rollback)).results
         assert (cut.sequence_id, cut.cached_length) == ("id", 2)
-        await owner.release(["id"])
+        owner.owe(["id"])
+        await owner.release()
         assert server.runner.cache.sequence_count == 0
 
 

@@ -255,6 +255,21 @@ async def test_release_frees_what_is_known_and_is_safe_to_repeat(draft: ModelSer
     assert (model.cache.sequence_count, model.cache.used_bytes) == (0, 0)
 
 
+async def test_a_request_frees_what_it_names_before_its_rows_are_served(
+    draft: ModelServer, target: ModelServer
+) -> None:
+    drafter, verifier = RemoteDrafter(draft.channel, TIMEOUT_S), RemoteVerifier(target.channel, TIMEOUT_S)
+    for name in ("a", "b"):
+        drafter.owe(["a"] if name == "b" else [])
+        verifier.owe(["a"] if name == "b" else [])
+        await drafter.propose([ProposeRow(name, 0, PROMPT, 1)])
+        await verifier.verify([VerifyRow(name, 0, PROMPT, ())])
+    for service in (drafter, verifier):
+        assert service.owed_count == 0
+        assert (await service.describe(TIMEOUT_S)).cache.sequence_count == 1
+    assert draft.runner.cache.length("b") and target.runner.cache.length("b")
+
+
 def health_stub(server: ModelServer) -> Any:  # the published stubs declare no methods
     return health_pb2_grpc.HealthStub(server.channel)
 

@@ -254,7 +254,8 @@ async def test_a_part_that_fails_costs_its_own_rows_their_drafts_and_the_next_ca
     one.away = None
     await replicas[0].look()
     assert not one.token_ids
-    await drafter.release(["a", "b"])
+    drafter.owe(["a", "b"])
+    await drafter.release()
     assert not other.token_ids
 
 

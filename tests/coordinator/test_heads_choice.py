@@ -26,7 +26,7 @@ def known_costs() -> RoundCosts:
     return costs
 
 
-def outlooks_of(count: int, chances: Sequence[float] = CHANCES) -> list[Outlook]:
+def outlooks_of(count: int, chances: tuple[float, ...] = CHANCES) -> list[Outlook]:
     return [Outlook(one, {}, {}, {}, 100, chances) for one in group_of(count)]
 
 

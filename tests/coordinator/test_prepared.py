@@ -290,7 +290,8 @@ async def test_a_row_without_drafts_does_not_keep_a_group_from_going_on() -> Non
         assert isinstance(first, Proposal)
         assert len(first.draft_token_ids) == 3
         assert none == Proposal((), len(PROMPT) + 4)
-        await drafter.release(["a", "b", "c"])
+        drafter.owe(["a", "b", "c"])
+        await drafter.release()
         assert [row.draft_count for row in inner.calls[-1]] == [3, 3, 3]
 
     await time.run(rounds())
@@ -307,7 +308,8 @@ async def test_drafts_that_are_told_before_the_answer_comes_are_used() -> None:
         found = await proposal_of(drafter, whole_row("a", 4, cached_length=5))
         assert found.prepared
         assert time.now_s - began_s < 1
-        await drafter.release(["a"])
+        drafter.owe(["a"])
+        await drafter.release()
         assert inner.token_ids == {}
 
     await time.run(rounds())
@@ -352,7 +354,8 @@ async def test_a_sequence_is_freed_after_the_calls_in_the_background() -> None:
         await time.sleep(VERIFY_S)
         # Whole, so that the service would take it after the end of the sequence too.
         assert (await proposal_of(drafter, whole_row("a", 4))).prepared
-        await drafter.release(["a"])
+        drafter.owe(["a"])
+        await drafter.release()
         assert inner.token_ids == {}
         await time.sleep(VERIFY_S)
         assert inner.token_ids == {}

@@ -1,7 +1,7 @@
 """Replicas found, watched and removed: names with several addresses, health, models that do not fit."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -210,7 +210,8 @@ async def test_what_is_owed_is_freed_by_the_next_look_that_finds_it() -> None:
     remote.token_ids = {"a": [1], "b": [2]}
     remote.away = PeerUnavailable("gone")
     with pytest.raises(PeerUnavailable):
-        await remote.release(["a"])
+        remote.owe(["a"])
+        await remote.release()
     replica = Replica("1:1", remote, fits)
     remote.away = None
     await replica.look()
@@ -231,8 +232,7 @@ async def test_a_replica_that_is_too_busy_to_free_what_is_owed_is_not_away(
     """Its health was good, and a release that waited for a long pass made it lose its sequences' caches."""
 
     class Busy(FakeVerifier):
-        async def release(self, sequence_ids: Sequence[str]) -> None:
-            self.owe(sequence_ids)
+        async def release(self) -> int:
             raise CallTimedOut("deadline exceeded")
 
     remote = Busy()

@@ -148,13 +148,14 @@ class FakeModel:
             del held[one.length :]
         return results
 
-    async def release(self, sequence_ids: Sequence[str]) -> None:
-        self.owe(sequence_ids)
+    async def release(self) -> int:
         self.answer()
+        count = len(self._owed)
         while self._owed:
             sequence_id = self._owed.pop()
             self.token_ids.pop(sequence_id, None)
             self.rules.pop(sequence_id, None)
+        return count
 
     def evict(self) -> None:
         self.token_ids.clear()

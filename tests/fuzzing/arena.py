@@ -128,7 +128,9 @@ class Arena:
     async def check(self) -> None:
         """Free the attackers' sequences; raise Unsound if anything else is left, or an error was logged."""
         for name, remote in (("DraftService", RemoteDrafter), ("TargetService", RemoteVerifier)):
-            await remote(self._channels[name], PATIENCE_S).release(sorted(self._named))
+            service = remote(self._channels[name], PATIENCE_S)
+            service.owe(sorted(self._named))
+            await service.release()
         self._named.clear()
         for _ in range(SETTLING_TURNS):
             left = await self._left()

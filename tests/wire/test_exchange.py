@@ -11,6 +11,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
+from paceline.codec.versions import RELEASES_ALONG
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 from paceline.security.access import Context
 from paceline.types import ProposeRow
@@ -47,6 +48,8 @@ class Servicer(DraftServiceServicer):
         self.names: list[str] = []
         """Names of the requests, in the order in which they came."""
         self.unasked: asyncio.Queue[pb.ProposeTokensResponse] = asyncio.Queue()
+        self.wire_version = 0
+        """Version that its answers are in."""
         self.entered = asyncio.Event()
         self.go_on = asyncio.Event()
 
@@ -79,6 +82,8 @@ class Servicer(DraftServiceServicer):
     async def _answer(self, request: pb.ProposeTokensRequest) -> pb.ProposeTokensResponse:
         name = request.rows[0].sequence_id
         self.timeouts_s.append(request.context.timeout_s)
+        if self.wire_version >= RELEASES_ALONG:
+            self.names += [f"{one} is freed along" for one in request.context.released_sequence_ids]
         self.names.append(name)
         self.entered.set()
         if name == "refused":
@@ -91,7 +96,8 @@ class Servicer(DraftServiceServicer):
         except asyncio.CancelledError:
             self.cancelled_count += 1
             raise
-        return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)])
+        results = [pb.ProposeTokensResult(sequence_id=name)]
+        return pb.ProposeTokensResponse(results=results, wire_version=self.wire_version)
 
 
 def serving(
@@ -265,14 +271,15 @@ async def test_a_sequence_is_freed_after_a_request_that_was_given_up_behind_anot
         await asyncio.sleep(0)
         behind.cancel()
         await asyncio.wait([behind])
-        await drafter.release(["ended", "other"])
+        drafter.owe(["ended", "other"])
+        await drafter.release()
         assert servicer.names == ["held", "other is freed"]
         servicer.go_on.set()
         await asyncio.wait([held])
         await until(lambda: "ended" in servicer.names)
         while drafter.owed_count:
             await asyncio.sleep(0)
-            await drafter.release([])
+            await drafter.release()
         assert servicer.names == ["held", "other is freed", "ended", "ended is freed"]
         await drafter.close()
 
@@ -289,8 +296,39 @@ async def test_a_sequence_that_is_used_again_before_it_was_freed_is_kept() -> No
         drafter.owe(["moved", "ended"])
         with suppress(PacelineError):  # what answers here answers no rows
             await drafter.propose([row("moved")])
-        await drafter.release([])
+        await drafter.release()
         assert servicer.names == ["moved", "ended is freed"]
+        await drafter.close()
+
+
+@pytest.mark.parametrize(
+    ("wire_version", "freed"),
+    [(RELEASES_ALONG, ["ended is freed along", "next"]), (RELEASES_ALONG - 1, ["next", "ended is freed"])],
+)
+async def test_what_is_owed_is_freed_by_the_next_request_or_by_a_call_where_a_service_is_older(
+    wire_version: int, freed: list[str]
+) -> None:
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        servicer.wire_version = wire_version
+        drafter = RemoteDrafter(channel, TIMEOUT_S)
+        drafter.owe(["ended"])
+        await drafter.propose([ProposeRow("next", 0, (1,), 1)])
+        await drafter.release()
+        assert servicer.names == freed
+        assert drafter.owed_count == 0
+        await drafter.close()
+
+
+async def test_what_a_failed_request_was_to_free_is_owed_still() -> None:
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        servicer.wire_version = RELEASES_ALONG
+        drafter = RemoteDrafter(channel, TIMEOUT_S)
+        drafter.owe(["ended"])
+        with pytest.raises(InvalidRequest):
+            await drafter.propose([ProposeRow("refused", 0, (1,), 1)])
+        assert drafter.owed_count == 1
+        await drafter.release()
+        assert servicer.names == ["ended is freed along", "refused", "ended is freed"]
         await drafter.close()
 
 
