@@ -150,9 +150,9 @@ class _RemoteModel:
         with translated_errors():
             response = answered(await self._work.ask(request, self._limited(timeout_s), names))
         check_answer_version(response.wire_version, self._kind)
+        check_identity(self._identity, identity_from_pb(response.identity))
         if response.wire_version >= RELEASES_ALONG:
             self._owed.difference_update(due)
-        check_identity(self._identity, identity_from_pb(response.identity))
         _check_answers(rows, response.results)
         return response
 

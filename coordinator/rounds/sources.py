@@ -11,19 +11,15 @@ def guesses_of(generation: Generation, most: int) -> dict[DraftSource, Guess]:
     guesses: dict[DraftSource, Guess] = {}
     if most < 1:
         return guesses
-    drafting = generation.drafting
-    for source in drafting.sources if drafting.in_order else (*generation.guessers, DraftSource.HEADS):
-        if guess := _guess_of(source, generation, most):
+    drafting, guessers = generation.drafting, generation.guessers
+    for source in drafting.sources if drafting.in_order else (*guessers, DraftSource.HEADS):
+        if source is DraftSource.HEADS:
+            guess = _of_heads(generation, most)
+        else:
+            guess = guessers[source].guess(generation.token_ids, most) if source in guessers else None
+        if guess and guess.token_ids:
             guesses[source] = guess
     return guesses
-
-
-def _guess_of(source: DraftSource, generation: Generation, most: int) -> Guess | None:
-    if source is DraftSource.HEADS:
-        return _of_heads(generation, most)
-    guesser = generation.guessers.get(source)
-    guess = guesser.guess(generation.token_ids, most) if guesser else None
-    return guess if guess and guess.token_ids else None
 
 
 def _of_heads(generation: Generation, most: int) -> Guess | None:
@@ -32,7 +28,7 @@ def _of_heads(generation: Generation, most: int) -> Guess | None:
     if drafted is None or drafted.length != len(generation.token_ids):
         return None
     token_ids = drafted.token_ids[:most]
-    return Guess(token_ids, 0, (1.0,) * len(token_ids)) if token_ids else None
+    return Guess(token_ids, 0, (1.0,) * len(token_ids))
 
 
 def most_asked(generation: Generation, model: str, max_length: int) -> int:
