@@ -170,6 +170,8 @@ class _Search:
         """Tokens that rounds with the best count were to give in their time, and that they gave; sums that forget."""
         self._trials: dict[int, _Trial] = {}
         self._heads = HeadsChoice(self._costs)
+        self._further_count = 0.0
+        """Further rounds of a call, in the mean of late."""
 
     @property
     def may_ask(self) -> bool:
@@ -200,7 +202,7 @@ class _Search:
     def plan(self, outlooks: Sequence[Outlook]) -> dict[Generation, Wish]:
         self.rounds_left -= 1
         worth = self._worth(outlooks)
-        prices = prices_of(self._costs, worth, self._bend_count)
+        prices = prices_of(self._costs, worth, self._bend_count, self._further_count)
         copies = [one.copies(prices) for one in outlooks]
         at_hand = [one.at_hand(copied, prices) for one, copied in zip(outlooks, copies, strict=True)]
         asks = [one.asked(prices, self._count) if self._count else NO_OPTION for one in outlooks]
@@ -266,6 +268,7 @@ class _Search:
         time = cycle_s / self._costs.unit_s
         self._spent += time
         self._heads.passed(time, works[-1].heads_call_count)
+        self._further_count = smoothed(self._further_count, len(works[-1].further))
         if not self._best and count in self._trials:
             # Nobody else needs what draft services take in for a trial.
             self._trials[count].lost += self._costs.catching_up(works[-1])

@@ -6,7 +6,7 @@ accepted. It costs the seconds that it adds to the round, and a second is worth 
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
 from operator import neg
@@ -45,6 +45,8 @@ class Prices:
     """For each token that a draft service had missed, by model."""
     time: float = 1.0
     """For a unit of time."""
+    further_count: float = 0.0
+    """Further rounds that a call has in the mean; a row that brings more drafts than the heads make is not in them."""
 
     def drawn(self, model: str) -> float:
         """Return the price of each token that a draft service drafts and the target verifies."""
@@ -108,8 +110,19 @@ class Outlook:
         best = NO_OPTION
         for source, chances in self.guess_chances.items():
             if source is not DraftSource.HEADS:
-                best = self.better(_worthwhile_option(source, chances, prices.drafted), best)
+                best = self.better(self._copy(source, chances, prices), best)
         return best
+
+    def _copy(self, source: DraftSource, chances: tuple[float, ...], prices: Prices) -> Option:
+        """Return the best of a copy: all of it that is worth its price, or as much as leaves the row further rounds."""
+        whole, most = _worthwhile_option(source, chances, prices.drafted), len(self.heads_chances)
+        if not (prices.further_count and 0 < most < whole.count):
+            return whole
+        # A further round brings a token at least.
+        heads = _of_heads(self.heads_chances, prices.drafted + prices.heads)
+        lost = prices.further_count * (1.0 - prices.drafted + heads.worth)
+        part = _option(source, chances[:most], prices.drafted)
+        return part if part.worth >= whole.worth - lost else replace(whole, worth=whole.worth - lost)
 
     def at_hand(self, copies: Option, prices: Prices) -> Option:
         """Return the better of the copies and of what the target's heads drafted in the last round.
@@ -133,7 +146,7 @@ class Outlook:
         """Return what the target's heads should draft for the next round: nothing where other sources are better.
 
         Copies are at hand in the next round only if all of them are right in this one. If not, draft services may be
-        asked for `ask` then, as this round asks them for `asked`.
+        asked for `ask` then, as this round asks them for `asked`. What they draft for further rounds is used at once.
         """
         if not self.heads_chances:
             return HEADS_UNUSED
@@ -143,7 +156,8 @@ class Outlook:
         if expected.source is DraftSource.HEADS:
             return HeadsUse(expected.count, expected.tokens, expected.worth - copies.worth)
         chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
-        price = prices.drafted + prices.heads / chance if chance else inf
+        is_used_at_once = prices.further_count > 0 and expected.count <= len(self.heads_chances)
+        price = prices.drafted + (prices.heads if is_used_at_once else prices.heads / chance if chance else inf)
         count = _worthwhile(self.heads_chances, price)
         heads = _option(DraftSource.HEADS, self.heads_chances[:count], prices.drafted)
         if self.prefers(ask, heads):

@@ -135,8 +135,8 @@ class Promises:
         return work
 
 
-def prices_of(costs: RoundCosts, goodput: float, bend_count: float) -> Prices:
-    """Return what drafts cost where a unit of time is worth `goodput` tokens."""
+def prices_of(costs: RoundCosts, goodput: float, bend_count: float, further_count: float = 0.0) -> Prices:
+    """Return what drafts cost where a unit of time is worth `goodput` tokens, in calls with so many further rounds."""
     models = costs.models
     return Prices(
         goodput * costs.drafted_price(bend_count),
@@ -145,6 +145,7 @@ def prices_of(costs: RoundCosts, goodput: float, bend_count: float) -> Prices:
         {model: goodput * costs.price(TOKEN, model) for model in models},
         {model: goodput * costs.price(CAUGHT_UP, model) for model in models},
         goodput,
+        further_count,
     )
 
 

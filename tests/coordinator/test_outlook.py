@@ -1,5 +1,6 @@
 """What draft services offer a row, at any price and count."""
 
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
@@ -68,6 +69,26 @@ def test_heads_draft_beside_a_copy_as_far_as_it_is_likely_to_end(
 ) -> None:
     found = use_of_heads(with_guess(*chances), Option(), Option())
     assert (found.count, found.chance) == pytest.approx(use)
+
+
+@pytest.mark.parametrize(
+    ("rate", "further_count", "count"),
+    [
+        pytest.param(0.85, 0.0, 9, id="whole where no round follows"),
+        pytest.param(0.85, 1.0, 3, id="cut where it is worth less than the further round"),
+        pytest.param(0.97, 1.0, 20, id="whole where it is worth more"),
+    ],
+)
+def test_a_copy_is_longer_than_what_heads_draft_if_it_is_worth_the_further_round_that_its_row_loses(
+    rate: float, further_count: float, count: int
+) -> None:
+    copying = with_guess(*accumulate([rate] * 20, mul))
+    assert copying.copies(replace(DEAR_HEADS, further_count=further_count)).count == count
+
+
+def test_heads_draft_beside_a_copy_for_the_further_round_of_its_row() -> None:
+    copying, prices = with_guess(0.99, 0.98, 0.97), replace(DEAR_HEADS, further_count=1.0)
+    assert copying.heads_use(Option(), Option(), copying.copies(prices), prices).count == 2
 
 
 def test_heads_draft_nothing_for_a_row_that_asks_a_better_draft_service() -> None:
