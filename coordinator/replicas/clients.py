@@ -4,6 +4,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import grpc
@@ -78,7 +79,8 @@ class _RemoteModel:
         self._service_name = service_name
         self._timeout_s = timeout_s
         self._health: Any = health_pb2_grpc.HealthStub(channel)  # the published stubs know no methods
-        self._owed: set[str] = set()
+        self._owed: dict[str, object] = {}
+        """Sequences to free, each with the occasion at which it was owed last."""
         self._identity: ModelIdentity | None = None
         """The process whose answers are accepted; None: any process."""
         self._latest_version = VERSION
@@ -108,7 +110,7 @@ class _RemoteModel:
 
     def owe(self, sequence_ids: list[str]) -> None:
         """Leave sequences to be freed by the next request, which spares a call, or by `release`."""
-        self._owed.update(sequence_ids)
+        self._owed |= dict.fromkeys(sequence_ids, object())
 
     @property
     def owed_count(self) -> int:
@@ -116,19 +118,25 @@ class _RemoteModel:
 
     async def release(self) -> int:
         """Free what is owed; return how many sequences. Those that the service did not hear of stay owed."""
-        if due := self._due:
+        if due := self._due():
             with translated_errors():
-                await self._release(due)
-            self._owed.difference_update(due)
+                await self._release([*due])
+            self._freed(due)
         return len(due)
 
-    @property
-    def _due(self) -> list[str]:
-        """What is owed, without sequences of requests that the service may have yet to serve.
+    def _due(self, most: int | None = None) -> dict[str, object]:
+        """Return what is owed, without sequences of requests that the service may have yet to serve.
 
         It would cache them again, and nobody may wait for these requests.
         """
-        return [one for one in self._owed if not self._work.is_under_way(one)]
+        due = (owed for owed in self._owed.items() if not self._work.is_under_way(owed[0]))
+        return dict(islice(due, most))
+
+    def _freed(self, due: Mapping[str, object]) -> None:
+        """Note that the service heard of what was due. What was used and owed again since is owed still."""
+        for sequence_id, occasion in due.items():
+            if self._owed.get(sequence_id) is occasion:
+                del self._owed[sequence_id]
 
     def trust(self, identity: ModelIdentity) -> None:
         self._identity = identity
@@ -144,15 +152,16 @@ class _RemoteModel:
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
         names = [row.sequence_id for row in rows]
-        self._owed.difference_update(names)  # they are used again: who leaves them says so again
-        due = self._due[:MOST_RELEASED]
+        for name in names:
+            self._owed.pop(name, None)  # they are used again: who leaves them says so again
+        due = self._due(MOST_RELEASED)
         request.context.released_sequence_ids.extend(due)
         with translated_errors():
             response = answered(await self._work.ask(request, self._limited(timeout_s), names))
         check_answer_version(response.wire_version, self._kind)
         check_identity(self._identity, identity_from_pb(response.identity))
         if response.wire_version >= RELEASES_ALONG:
-            self._owed.difference_update(due)
+            self._freed(due)
         _check_answers(rows, response.results)
         return response
 

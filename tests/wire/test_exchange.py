@@ -67,6 +67,9 @@ class Servicer(DraftServiceServicer):
         self, request: pb.ReleaseDraftSequencesRequest, context: Context
     ) -> pb.ReleaseDraftSequencesResponse:
         self.names += [f"{name} is freed" for name in request.sequence_ids]
+        self.entered.set()
+        if "held" in request.sequence_ids:
+            await self.go_on.wait()
         return pb.ReleaseDraftSequencesResponse()
 
     async def DescribeDraftModel(
@@ -329,6 +332,26 @@ async def test_what_a_failed_request_was_to_free_is_owed_still() -> None:
         assert drafter.owed_count == 1
         await drafter.release()
         assert servicer.names == ["ended is freed along", "refused", "ended is freed"]
+        await drafter.close()
+
+
+@pytest.mark.parametrize("is_along", [True, False])
+async def test_what_is_owed_anew_while_it_is_freed_stays_owed(is_along: bool) -> None:
+    """It was used in between, and what freed it came before that: its cache stayed until it had been idle for long."""
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        servicer.wire_version = RELEASES_ALONG
+        drafter = RemoteDrafter(channel, TIMEOUT_S)
+        drafter.owe(["moved"] if is_along else ["moved", "held"])
+        held = [ProposeRow("held", 0, (1,), 1)]
+        freeing = asyncio.gather(drafter.propose(held) if is_along else drafter.release())
+        await servicer.entered.wait()
+        await drafter.propose([ProposeRow("moved", 0, (1,), 1)])
+        drafter.owe(["moved"])
+        servicer.go_on.set()
+        await freeing
+        assert drafter.owed_count == 1
+        await drafter.release()
+        assert servicer.names[-2:] == ["moved", "moved is freed"]
         await drafter.close()
 
 
