@@ -124,13 +124,17 @@ class _RemoteModel:
             self._freed(due)
         return len(due)
 
-    def _due(self, most: int | None = None) -> dict[str, object]:
+    def _due(self) -> dict[str, object]:
         """Return what is owed, without sequences of requests that the service may have yet to serve.
 
         It would cache them again, and nobody may wait for these requests.
         """
-        due = (owed for owed in self._owed.items() if not self._work.is_under_way(owed[0]))
-        return dict(islice(due, most))
+        return {one: occasion for one, occasion in self._owed.items() if not self._work.is_under_way(one)}
+
+    def _due_along(self) -> dict[str, object]:
+        """Return what a request is to free, unless another that is under way does."""
+        due = (owed for owed in self._due().items() if not self._work.is_ending(owed[0]))
+        return dict(islice(due, MOST_RELEASED))
 
     def _freed(self, due: Mapping[str, object]) -> None:
         """Note that the service heard of what was due. What was used and owed again since is owed still."""
@@ -154,10 +158,10 @@ class _RemoteModel:
         names = [row.sequence_id for row in rows]
         for name in names:
             self._owed.pop(name, None)  # they are used again: who leaves them says so again
-        due = self._due(MOST_RELEASED)
+        due = self._due_along()
         request.context.released_sequence_ids.extend(due)
         with translated_errors():
-            response = answered(await self._work.ask(request, self._limited(timeout_s), names))
+            response = answered(await self._work.ask(request, self._limited(timeout_s), names, due))
         check_answer_version(response.wire_version, self._kind)
         check_identity(self._identity, identity_from_pb(response.identity))
         if response.wire_version >= RELEASES_ALONG:

@@ -7,7 +7,7 @@ status that a separate call would have had. Between answers a peer may send what
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +28,15 @@ def is_unasked(message: Any) -> bool:
 
 def _pass_over(*told: Any) -> None:
     """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What a request is about."""
+
+    used: frozenset[str]
+    ended: frozenset[str]
+    """What is over before it is served."""
 
 
 class Exchange:
@@ -52,20 +61,27 @@ class Exchange:
         """Have `on_end` called whenever a stream has ended, by whomever."""
         self._on_end = on_end
 
-    async def ask(self, request: Any, timeout_s: float, names: Collection[str] = ()) -> Any:
+    async def ask(
+        self, request: Any, timeout_s: float, names: Collection[str] = (), ended: Collection[str] = ()
+    ) -> Any:
         """Return the answer, or None when it cannot be parsed. Raise AioRpcError as a call would.
 
-        Requests that share one of `names` reach the peer in the order in which they were asked.
+        Requests that share one of `names` reach the peer in the order in which they were asked. So does one that uses
+        again what an earlier one `ended`, which would undo it otherwise.
         """
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return await self._ask(request, limit, names)
+                return await self._ask(request, limit, _Names(frozenset(names), frozenset(ended)))
         except TimeoutError as error:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"no answer came within {timeout_s:g} s") from error
 
     def is_under_way(self, name: str) -> bool:
         """Return whether the peer may have yet to serve a request with this name, given up or not."""
-        return any(stream.shares((name,)) for stream in self._busy)
+        return any(name in names.used for stream in self._busy for names in stream.under_way)
+
+    def is_ending(self, name: str) -> bool:
+        """Return whether a request that ends this name is under way."""
+        return any(name in names.ended for stream in self._busy for names in stream.under_way)
 
     async def close(self) -> None:
         """Tell the peer that nothing more will be asked."""
@@ -74,8 +90,8 @@ class Exchange:
         while stream := self._take():
             await stream.half_close()
 
-    async def _ask(self, request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
-        while len(streams := [one for one in self._busy if one.shares(names)]) > 1:
+    async def _ask(self, request: Any, limit: asyncio.Timeout, names: _Names) -> Any:
+        while len(streams := [one for one in self._busy if one.is_before(names)]) > 1:
             await streams[0].quiet.wait()  # only one stream keeps an order
         while stream := streams.pop() if streams else self._take():
             try:
@@ -88,7 +104,7 @@ class Exchange:
         except _Gone as gone:
             raise gone.reason from None
 
-    async def _ask_on(self, stream: "_Stream", request: Any, limit: asyncio.Timeout, names: Collection[str]) -> Any:
+    async def _ask_on(self, stream: "_Stream", request: Any, limit: asyncio.Timeout, names: _Names) -> Any:
         request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
         self._busy.add(stream)
         return await stream.ask(request, names)
@@ -124,7 +140,7 @@ class Exchange:
 class _Asked:
     """A request under way."""
 
-    names: frozenset[str]
+    names: _Names
     answer: asyncio.Future[Any]
     """Cancelled for a request that was given up: the peer serves it all the same."""
 
@@ -156,14 +172,19 @@ class _Stream:
     def is_over(self) -> bool:
         return self._has_ended or bool(self._call.done())
 
-    def shares(self, names: Collection[str]) -> bool:
-        """Return whether a request under way has one of the names."""
-        return any(not one.names.isdisjoint(names) for one in self._waiting)
+    @property
+    def under_way(self) -> Iterator[_Names]:
+        """Names of the requests under way."""
+        return (one.names for one in self._waiting)
 
-    async def ask(self, request: Any, names: Collection[str]) -> Any:
+    def is_before(self, names: _Names) -> bool:
+        """Return whether a request under way has to reach the peer before one with these names."""
+        return any(not (names.used.isdisjoint(one.used) and names.used.isdisjoint(one.ended)) for one in self.under_way)
+
+    async def ask(self, request: Any, names: _Names) -> Any:
         """Send a request and return its answer. Raise _Gone when the stream did not take it, or AioRpcError."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        asked = _Asked(frozenset(names), answer)
+        asked = _Asked(names, answer)
         self._waiting.append(asked)
         self.quiet.clear()
         sending = self._sent(request, asked)

@@ -345,13 +345,41 @@ async def test_what_is_owed_anew_while_it_is_freed_stays_owed(is_along: bool) ->
         held = [ProposeRow("held", 0, (1,), 1)]
         freeing = asyncio.gather(drafter.propose(held) if is_along else drafter.release())
         await servicer.entered.wait()
-        await drafter.propose([ProposeRow("moved", 0, (1,), 1)])
+        using = asyncio.create_task(drafter.propose([ProposeRow("moved", 0, (1,), 1)]))
+        await asyncio.sleep(0)
         drafter.owe(["moved"])
         servicer.go_on.set()
         await freeing
+        await using
         assert drafter.owed_count == 1
         await drafter.release()
         assert servicer.names[-2:] == ["moved", "moved is freed"]
+        await drafter.close()
+
+
+async def test_a_request_comes_after_the_one_that_frees_its_sequence() -> None:
+    """It was served first, and its sequence was then freed while it was in use, and computed once more."""
+
+    def row(name: str) -> ProposeRow:
+        return ProposeRow(name, 0, (1,), 1)
+
+    async with serving() as (servicer, address), open_channel(address) as channel:
+        servicer.wire_version = RELEASES_ALONG
+        drafter = RemoteDrafter(channel, TIMEOUT_S)
+        held = asyncio.create_task(drafter.propose([row("held")]))
+        await servicer.entered.wait()
+        drafter.owe(["moved"])
+        behind = asyncio.create_task(drafter.propose([row("next"), row("held")]))
+        await asyncio.sleep(0)
+        moved = asyncio.create_task(drafter.propose([row("moved")]))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(drafter.propose([row("other")]))  # it need not wait, so the one before had time
+        await other
+        servicer.go_on.set()
+        await asyncio.wait([held, behind, moved])
+        with pytest.raises(PeerFailed):  # what answers here answers one row
+            await behind
+        assert servicer.names == ["held", "other", "moved is freed along", "next", "moved"]
         await drafter.close()
 
 
