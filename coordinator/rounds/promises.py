@@ -92,7 +92,8 @@ class Promises:
         return self._views[bend_count]
 
     def _new_view(self, bend_count: float) -> _View:
-        prices = prices_of(self._costs, self._goodput, bend_count)
+        # Of one pass: what follows in the same call is left to the round's own plan, for it depends on its rows.
+        prices = prices_of(self._costs, self._goodput, bend_count, further_count=0.0)
         asked = [one.asks(prices, self._most) for one in self._outlooks]
         copies = [one.copies(prices) for one in self._outlooks]
         taken = []
@@ -135,7 +136,7 @@ class Promises:
         return work
 
 
-def prices_of(costs: RoundCosts, goodput: float, bend_count: float, further_count: float = 0.0) -> Prices:
+def prices_of(costs: RoundCosts, goodput: float, bend_count: float, further_count: float) -> Prices:
     """Return what drafts cost where a unit of time is worth `goodput` tokens, in calls with so many further rounds."""
     models = costs.models
     return Prices(

@@ -39,7 +39,8 @@ class _Body:
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self._ends_at_s = asyncio.get_running_loop().time() + BODY_TIMEOUT_S
-        self._is_awaited = scope["http_version"] == "1.0" or (b"expect", b"100-continue") not in scope["headers"]
+        expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in scope["headers"])
+        self._is_awaited = scope["http_version"] == "1.0" or not expects
         """Whether it comes in any case. A client that expects 100 sends it when it is asked for."""
         self._is_whole = False
 

@@ -33,7 +33,7 @@ def outlooks_of(count: int, chances: tuple[float, ...] = CHANCES) -> list[Outloo
 def chosen(choice: HeadsChoice, costs: RoundCosts, outlooks: Sequence[Outlook], asked: Option = NO_OPTION) -> list[int]:
     """Return the counts where a plain round's token of each row is what time is worth."""
     goodput = len(outlooks) * costs.unit_s / CONSTANT_S
-    options, prices = [asked] * len(outlooks), prices_of(costs, goodput, 0)
+    options, prices = [asked] * len(outlooks), prices_of(costs, goodput, 0, 0)
     copies = [one.copies(prices) for one in outlooks]
     return choice.counts(outlooks, copies, options, options, prices, is_first=False)
 

@@ -185,8 +185,9 @@ async def test_who_still_sends_a_body_is_told_why_it_is_refused_where_the_connec
     assert answer.startswith(b"HTTP/1.1 " + status)
 
 
-async def test_who_expects_to_be_asked_for_a_body_is_told_at_once_that_it_is_refused() -> None:
-    head = REFUSED.replace(b"host: it", b"host: it\r\nconnection: close\r\nexpect: 100-continue")
+@pytest.mark.parametrize("expectation", [b"100-continue", b"100-Continue"])
+async def test_who_expects_to_be_asked_for_a_body_is_told_at_once_that_it_is_refused(expectation: bytes) -> None:
+    head = REFUSED.replace(b"host: it", b"host: it\r\nconnection: close\r\nexpect: " + expectation)
     async with gateway(NOWHERE) as address:
         reader, writer = await asyncio.open_connection(*address.split(":"))
         writer.write(head)
