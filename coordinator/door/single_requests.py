@@ -32,10 +32,9 @@ async def single_request(context: Context) -> bytes:
 
     It may have been cancelled, or too large for gRPC, which then has ended the call: no status can be sent.
     """
-    message = await context.read()
-    if not isinstance(message, bytes):
-        raise asyncio.CancelledError
-    return message
+    async for message in Messages(context):
+        return message
+    raise asyncio.CancelledError
 
 
 class Messages:
