@@ -8,7 +8,7 @@ from pydantic_settings import SettingsConfigDict
 
 from coordinator.door.limits import MAX_COMPLETIONS, MAX_REQUEST_BYTES
 from coordinator.replicas.discovery import HostPort, parse_addresses
-from paceline.checks import MAX_DRAFT_COUNT
+from paceline.checks import MAX_DRAFT_COUNT, MOST_LANES
 from paceline.process.settings import Seconds, ServiceSettings
 from paceline.process.variables import NO_DRAFT
 from paceline.security.settings import Count, GrpcCount
@@ -64,9 +64,10 @@ class CoordinatorSettings(ServiceSettings):
         description="how groups are formed; continuous: of whatever is ready; eqspec and exspec: by the algorithms of "
         "arXiv 2510.22876",
     )
-    lanes: Annotated[int, Field(ge=1, le=2)] | None = Field(
+    lanes: Annotated[int, Field(ge=1, le=MOST_LANES)] | None = Field(
         default=None,
-        description="groups in flight at once; with 2 the draft works for one while the target verifies the other; "
+        description="groups in flight at once; with 2 the draft works for one while the target verifies the other, "
+        "more are for a target of that many stages (--pipeline-parallel), on which they follow each other; "
         "unset: 2, but 1 for few rows near the services, with --draft-count auto where 1 is measured to give more, and "
         "1 of twice the --batch-size while a near target works for other coordinators too: they fill each other's "
         "pauses; with eqspec and exspec 1, the most that they allow",

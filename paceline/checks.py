@@ -14,6 +14,8 @@ from paceline.types import ChoiceRule, SamplingParameters
 MAX_SEQUENCE_ID_LENGTH = 128
 MAX_ROWS = 256
 """Default for the most rows of a call."""
+MOST_LANES = 16
+"""Most groups that a coordinator has in flight at a target: as many as a long pipeline has stages."""
 DECODED_TOKENS = 16
 """Rows that lack at most this many committed tokens run whole, because they are decoding or nearly so."""
 MAX_DRAFT_COUNT = 64

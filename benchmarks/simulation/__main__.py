@@ -17,6 +17,7 @@ from benchmarks.questions import Gsm8kFile, encode_questions
 from benchmarks.simulation.comparing import FIGURES, compare, holds, table_of, write_plot
 from benchmarks.simulation.measuring import measure, read_real, write_real
 from benchmarks.simulation.stages import figures as stage_figures
+from benchmarks.simulation.stages import lane_figures, lane_table_of
 from benchmarks.simulation.stages import table_of as table_of_stages
 from paceline.files import replace_file
 from paceline.process.cluster_plan import ClusterOptions
@@ -79,6 +80,7 @@ def compare_all(
 def simulate_stages() -> None:
     """Simulate batched speculation over a pipeline of eight devices, with made-up costs, beside SpecMemo's figures."""
     console.print(table_of_stages(stage_figures()))
+    console.print(lane_table_of(lane_figures()))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ BATCH_SIZES = (1, 2, 4, 8, 10)
 PAPER = (5.7, 14.5, 28.8, 41.6, 46.0)
 """Tokens/s of SpecMemo at these batch sizes: Llama-2-70B-Chat over eight AMD MI250, Medusa's heads."""
 STAGE_COUNTS = (1, 8)
+LANE_COUNTS = (2, 4, 8)
+FULL_BATCH_SIZES = (10, 32, 64)
+"""Those by which lanes are compared: rows cost little while reading weights is what takes time, and much beyond."""
 BANDWIDTH_BYTES_S, OPERATIONS_S = 1.6e12, 180e12
 """Of half an MI250, as it is sold; one device works at a time on a pass, so these are the pipeline's too."""
 TARGET_PARAMETERS, DRAFT_PARAMETERS, PARAMETER_BYTES = 70e9, 1.1e9, 2
@@ -30,6 +33,7 @@ REQUESTS, PROMPT_TOKENS, OUTPUT_TOKENS = 4, 64, 128
 @dataclass(frozen=True)
 class StagesFigure:
     stage_count: int
+    lane_count: int
     batch_size: int
     plain_tokens_per_s: float
     tokens_per_s: float
@@ -37,13 +41,24 @@ class StagesFigure:
 
 
 def figures() -> list[StagesFigure]:
-    return [
-        StagesFigure(
-            stages, batch_size, _tokens_per_s(stages, batch_size, 0), _tokens_per_s(stages, batch_size, DRAFT_COUNT)
+    """Return those in the paper's form, of two lanes."""
+    return [_figure(stages, 2, batch_size) for stages in STAGE_COUNTS for batch_size in BATCH_SIZES]
+
+
+def lane_figures() -> list[StagesFigure]:
+    return [_figure(max(STAGE_COUNTS), lanes, batch_size) for batch_size in FULL_BATCH_SIZES for lanes in LANE_COUNTS]
+
+
+def lane_table_of(found: Sequence[StagesFigure]) -> str:
+    """Return the table of more groups in flight, which fill more of the stages."""
+    rows = [
+        (
+            *(str(one.stage_count), str(one.batch_size), str(one.lane_count)),
+            *(f"{one.plain_tokens_per_s:.0f}", f"{one.tokens_per_s:.0f}"),
         )
-        for stages in STAGE_COUNTS
-        for batch_size in BATCH_SIZES
+        for one in found
     ]
+    return markdown_table(("stages", "B", "lanes", "plain", "drafts"), rows)
 
 
 def table_of(found: Sequence[StagesFigure]) -> str:
@@ -61,9 +76,14 @@ def table_of(found: Sequence[StagesFigure]) -> str:
     return markdown_table(header, rows)
 
 
-def _tokens_per_s(stage_count: int, batch_size: int, draft_count: int) -> float:
-    """Let as many clients as the batch has rows ask in turn, in two groups where there are two."""
-    lane_count = min(2, batch_size)
+def _figure(stage_count: int, lane_count: int, batch_size: int) -> StagesFigure:
+    plain, drafted = (_tokens_per_s(stage_count, lane_count, batch_size, count) for count in (0, DRAFT_COUNT))
+    return StagesFigure(stage_count, lane_count, batch_size, plain, drafted)
+
+
+def _tokens_per_s(stage_count: int, lane_count: int, batch_size: int, draft_count: int) -> float:
+    """Let as many clients as the batch has rows ask in turn, in as many groups as there are lanes or rows."""
+    lane_count = min(lane_count, batch_size)
     cluster = SimulatedCluster(
         -(-batch_size // lane_count),
         lane_count,
@@ -84,7 +104,7 @@ def _costs() -> SavedCosts:
 
 
 def _calls() -> Iterator[CallCosts]:
-    for rows in range(1, max(BATCH_SIZES) + 1):
+    for rows in range(1, max(FULL_BATCH_SIZES) + 1):
         for drafts in (0, DRAFT_COUNT):
             yield _call("", rows, drafts, _pass_s(TARGET_PARAMETERS, rows * (1 + drafts)))
         yield _call("draft", rows, DRAFT_COUNT, DRAFT_COUNT * _pass_s(DRAFT_PARAMETERS, rows))

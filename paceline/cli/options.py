@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar, get_args
 import typer
 from rich.console import Console
 
-from paceline.checks import MAX_DRAFT_COUNT
+from paceline.checks import MAX_DRAFT_COUNT, MOST_LANES
 from paceline.client import Completion
 from paceline.errors import InvalidRequest
 from paceline.process.cluster_plan import ClusterOptions
@@ -113,9 +113,10 @@ class PairFlags:
         int | None,
         typer.Option(
             min=1,
-            max=2,
-            help="Groups in flight at once. Unset: 2, with auto drafts 1 where that gives more, 1 of twice the rows "
-            "while the target works for other coordinators too, and 1 under eqspec and exspec.",
+            max=MOST_LANES,
+            help="Groups in flight at once; more than 2 for a target of as many stages. Unset: 2, with auto drafts 1 "
+            "where that gives more, 1 of twice the rows while the target works for other coordinators too, and 1 under "
+            "eqspec and exspec.",
         ),
     ]
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.checks import MOST_LANES
 from paceline.cli.connection import Connection
 from paceline.cli.consoles import words_console
 from paceline.cli.load_view import summary_lines, summary_table
@@ -76,7 +77,7 @@ class SimulatedFlags:
         int | None,
         typer.Option(
             min=1,
-            max=2,
+            max=MOST_LANES,
             help="Groups in flight at once. Unset: 1 where costs are of one, or else as the coordinator chooses.",
         ),
     ] = None

@@ -198,7 +198,7 @@ def report(verify_s: float, tokens: int, drafted_count: int) -> RoundReport:
     return RoundReport(rows, 0, HopTime(), HopTime(executed_s=verify_s), None, None)
 
 
-@pytest.mark.parametrize(("lanes", "worth_s"), [(1, 2 * 0.1), (2, 3 * 0.1)])
+@pytest.mark.parametrize(("lanes", "worth_s"), [(1, 2 * 0.1), (2, 3 * 0.1), (8, 3 * 0.1)])
 def test_drafting_is_worth_the_rounds_it_saves(lanes: int, worth_s: float) -> None:
     """3 tokens a round, 0.1 s a verify call: with overlapping lanes only the slower hop counts."""
     worth = DraftWorth(lanes, leeway=1)

@@ -17,6 +17,7 @@ from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.scheduler import Scheduler
 from coordinator.rounds.wishes import Wish
 from coordinator.wiring import Clocks
+from paceline.checks import MOST_LANES
 from paceline.errors import PacelineError, PeerFailed
 from paceline.types import (
     PAPER_POLICIES,
@@ -98,11 +99,16 @@ def test_output_is_the_targets_own_under_every_policy_with_every_number_of_lanes
     asyncio.run(run_policy(policy, 1 if policy in PAPER_POLICIES else lanes, draft_count, batch_size, seed))
 
 
+@pytest.mark.parametrize(("lanes", "draft_count"), [(3, 4), (8, "auto"), (MOST_LANES, 0)])
+async def test_so_it_is_with_the_lanes_of_a_long_pipeline(lanes: int, draft_count: int | Literal["auto"]) -> None:
+    await run_policy("continuous", lanes, draft_count, batch_size=2, seed=1)
+
+
 async def test_as_many_groups_are_in_flight_as_the_planner_has_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     planner, verifier = FixedPlanner(0, lanes=1), _Together()
     monkeypatch.setattr("coordinator.wiring.FixedPlanner", lambda *count, **lanes: planner)
-    async with scheduling(FakeDrafter(1.0), verifier, batch_size=4, lanes=2, draft_count=0) as (admission, scheduler):
-        for lanes in (1, 2, 1):
+    async with scheduling(FakeDrafter(1.0), verifier, batch_size=2, lanes=4, draft_count=0) as (admission, scheduler):
+        for lanes in (1, 2, 4, 1):
             planner.lane_count = lanes
             verifier.most = 0
             outputs = await generate_all(admission, scheduler, prompts(8, lanes), 30)

@@ -142,6 +142,13 @@ def test_two_groups_follow_each_other_through_the_stages() -> None:
     assert one_lane[1] == pytest.approx(one_lane[0], rel=0.02)
 
 
+def test_as_many_groups_as_stages_fill_a_pipeline() -> None:
+    """Two was the most there could be: six of eight stages had nothing to do."""
+    plain: dict[str, Any] = {"draft_count": 0, "draft_service_count": 0, "apart": True, "clients": 32, "count": 64}
+    two, eight = (simulated(**plain, lane_count=count, target_stage_count=8).summary.tokens_per_s for count in (2, 8))
+    assert eight > 3 * two
+
+
 def test_few_rows_run_in_one_group_where_the_coordinator_chooses_its_lanes() -> None:
     chosen, two = (simulated(clients=2, count=16, lane_count=lane_count) for lane_count in (None, 2))
     assert chosen.mean_group_size > 1.7
