@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draft_service.drafter import Drafter
 from draft_service.preparing import MOST_STEPS, PASS_ROWS, Preparing
+from paceline.engine.cache.paged import KvPool
 from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
@@ -24,6 +25,7 @@ from paceline.types import (
     PreparedDrafts,
     Proposal,
     ProposeRow,
+    RolledBack,
     SamplingParameters,
     SequenceLength,
 )
@@ -88,6 +90,13 @@ class Caller:
         return found.draft_token_ids[0]
 
 
+def taken_page_count(drafter: Drafter) -> int:
+    """Return how many pages of the cache are neither free nor kept for later prompts."""
+    pool = drafter.runner.cache
+    assert isinstance(pool, KvPool)
+    return pool._pages.page_count - pool.free_count - pool._index.idle_count
+
+
 def prepare(preparing: Preparing, most_passes: int = 1000) -> list[PreparedDrafts]:
     found: list[PreparedDrafts] = []
     for _ in range(most_passes):
@@ -136,7 +145,7 @@ def test_whatever_comes_drafts_and_cache_are_those_of_plain_calls(
         caller.ask(draft_count, prepare_count)
     drafter.runner.release(["a"])
     assert drafter.preparing.work() is None
-    assert drafter.runner.cache.held_bytes == 0
+    assert taken_page_count(drafter) == 0
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -244,11 +253,11 @@ def test_a_hit_frees_what_did_not_come(model: LoadedModel) -> None:
     caller = Caller(model, drafter)
     caller.ask(prepare_count=60)
     prepare(drafter.preparing)
-    held_bytes = drafter.runner.cache.held_bytes
+    page_count = taken_page_count(drafter)
     caller.commit(2, caller.choice_after(caller.drafts))
     assert caller.ask(1, prepare_count=5).prepared
     prepare(drafter.preparing)
-    assert drafter.runner.cache.held_bytes < held_bytes / 2
+    assert taken_page_count(drafter) < page_count / 2
 
 
 def test_after_a_hit_as_much_is_prepared_as_its_row_asks_for(model: LoadedModel) -> None:
@@ -321,6 +330,32 @@ def test_branches_are_no_sequences_of_anyone(model: LoadedModel) -> None:
     Caller(model, drafter).ask()
     prepare(drafter.preparing)
     assert drafter.runner.describe().cache.sequence_count == 1
+
+
+def crowded(model: LoadedModel, page_count: int = 20) -> Drafter:
+    """Return a drafter whose cache what is prepared can fill."""
+    kv_memory = str(page_count * 4 * model.kv_shape.token_bytes)
+    return Drafter(Runner(model, replace(OPTIONS, kv_memory=kv_memory, prefix_sharing=False)))
+
+
+def test_branches_that_fill_the_cache_do_not_count_as_used(model: LoadedModel) -> None:
+    """They took all free pages, so that an alert rang with one short sequence in the cache."""
+    drafter = crowded(model)
+    Caller(model, drafter).ask(prepare_count=120)
+    used_bytes = drafter.runner.describe().cache.used_bytes
+    prepare(drafter.preparing)
+    assert taken_page_count(drafter) == 20
+    assert drafter.runner.describe().cache.used_bytes == used_bytes
+
+
+def test_a_cut_frees_the_bytes_of_its_sequence_and_none_of_branches(model: LoadedModel) -> None:
+    drafter = crowded(model)
+    Caller(model, drafter).ask()
+    held_bytes = drafter.runner.cache.held_bytes
+    prepare(drafter.preparing)
+    (cut,) = drafter.runner.rollback([SequenceLength("a", 4)])
+    assert isinstance(cut, RolledBack)
+    assert cut.freed_bytes == held_bytes - drafter.runner.cache.held_bytes > 0
 
 
 def test_coordinators_that_are_kept_apart_share_the_passes(model: LoadedModel) -> None:
@@ -420,7 +455,7 @@ def test_room_is_made_for_nothing_that_making_room_ended(model: LoadedModel, see
     assert told
     drafter.runner.release(["a"], "one/")
     drafter.runner.release(["a"], "two/")
-    assert not drafter.runner.cache.held_bytes
+    assert taken_page_count(drafter) == 0
 
 
 def test_nothing_is_made_for_what_ended_to_make_room_for_another(model: LoadedModel) -> None:
@@ -445,7 +480,7 @@ def test_nothing_is_made_for_what_ended_to_make_room_for_another(model: LoadedMo
     ask(Call([replace(row, prepare_count=120) for row in rows], two), passes=2)
     for caller in (one, two):
         drafter.runner.release(["a", "b", "c"], caller.scope)
-    assert drafter.runner.cache.held_bytes == 0
+    assert taken_page_count(drafter) == 0
 
 
 def test_prompts_take_the_room_of_what_is_prepared(model: LoadedModel) -> None:

@@ -54,6 +54,22 @@ def test_branches_are_not_counted_and_no_prompt_takes_them_over() -> None:
     assert fill(pool, "b", [*PROMPT, *[7] * 6]) == PAGE_TOKENS
 
 
+@pytest.mark.parametrize("cut_length", [6, 3, 0])
+def test_what_branches_alone_hold_is_not_used(cut_length: int) -> None:
+    """A branch keeps the pages that its sequence gave up, also those that the index knows."""
+    pool = pool_of(20)
+    fill(pool, "a", PROMPT)
+    pool.fork("a", 6, "branch")
+    pool.fork("branch", 5, "twig")
+    grow(pool, "branch", [7] * 6)
+    pool.truncate("a", cut_length)
+    used_bytes = -(-cut_length // PAGE_TOKENS) * PAGE_BYTES
+    assert pool.describe().used_bytes == pool.held_bytes == used_bytes
+    for branch_id in ("branch", "twig"):
+        pool.release(branch_id)
+    assert pool.held_bytes == used_bytes
+
+
 def test_branches_go_before_pages_that_are_kept_for_later_prompts() -> None:
     pool = pool_of(10)
     fill(pool, "old", [9] * 8)

@@ -7,7 +7,7 @@ Invariants: a sequence has exactly the pages its length needs; a page has one re
 more when the index holds it; no page is written to that a second table or the index holds; truncation copies nothing.
 
 A branch is a sequence that continues another one on a guess. Branches live in what nobody needs: they are not counted,
-they take free pages only, and their pages are the first to go when others need room.
+they take free pages only, and their pages are the first to go when others need room. So what they alone hold is room.
 """
 
 from collections.abc import Sequence
@@ -227,8 +227,11 @@ class KvPool:
 
     @property
     def held_bytes(self) -> int:
-        held_count = self._pages.page_count - self._pages.free_count - self._index.idle_count
-        return held_count * self._page_bytes
+        if not self._branch_ids:
+            return (self._pages.page_count - self._pages.free_count - self._index.idle_count) * self._page_bytes
+        # The sequences are copied, because another thread may ask while a pass changes them.
+        tables = [one.pages for one in list(self._sequences.values()) if not one.is_branch]
+        return len(set().union(*tables)) * self._page_bytes
 
     def describe(self) -> CacheDescription:
         return CacheDescription(
@@ -322,11 +325,10 @@ class KvPool:
         while self._pages.free_count < missing and self._branch_ids:
             self.release(next(iter(self._branch_ids)))
         if missing > self._pages.free_count + self._index.idle_count:
-            used = self._pages.page_count - self._pages.free_count - self._index.idle_count
             short = missing - self._pages.free_count - self._index.idle_count
             raise CacheFull(
                 f"the cache has no room: {missing * self._page_bytes} more bytes are needed, "
-                f"{used * self._page_bytes} of {self.capacity_bytes} are in use; "
+                f"{self.held_bytes} of {self.capacity_bytes} are in use; "
                 "release sequences or raise --kv-memory",
                 {"missing_bytes": str(short * self._page_bytes)},
             )
