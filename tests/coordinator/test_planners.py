@@ -174,6 +174,26 @@ def test_two_thousand_rounds_lose_little_from_the_first_on(name: str) -> None:
     assert goodput(simulate([world] * 2000, AutoPlanner(world.lanes), 1)) >= CLOSE * best_fixed(world)
 
 
+def learn(planner: AutoPlanner, rounds: int, **told: Any) -> None:
+    """Plan rounds of full acceptance, each before the one before it is learned from."""
+    group = group_of(1)
+    planned = planner.plan(group, MAX_LENGTHS)
+    for _ in range(rounds):
+        following = planner.plan(group, MAX_LENGTHS)
+        count = planned[group[0]].asked_count
+        calls = {MODEL: DraftCall(1, count, count, 0)} if count else {}
+        row = RowReport(count, count, count + 1, DraftSource.DRAFT if count else None, MODEL, group[0], [RIGHT])
+        report = RoundReport([row], 0.01, HopTime(), HopTime(), None, None, draft_calls=calls, **told)
+        planner.observe(planned, report, 0.01)
+        planned = following
+
+
+def test_rounds_whose_drafts_were_prepared_say_nothing_of_what_drafts_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that was made before it was asked for looks free."""
+    monkeypatch.setattr(_Search, "observe", lambda *_, **__: pytest.fail("a price was learned"))
+    learn(AutoPlanner(1), 2 * WINDOW, prepared_count=1)
+
+
 def test_a_round_counts_for_the_count_with_which_it_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is planned before it is learned from: the last round of each trial was taken for one of the best."""
     seen, observe = [], _Search.observe
@@ -183,15 +203,7 @@ def test_a_round_counts_for_the_count_with_which_it_was_planned(monkeypatch: pyt
         observe(*args, **named)
 
     monkeypatch.setattr(_Search, "observe", noted)
-    planner, group = AutoPlanner(1), group_of(1)
-    planned = planner.plan(group, MAX_LENGTHS)
-    for _ in range(2 * WINDOW):
-        following = planner.plan(group, MAX_LENGTHS)
-        count = planned[group[0]].asked_count
-        calls = {MODEL: DraftCall(1, count, count, 0)} if count else {}
-        row = RowReport(count, count, count + 1, DraftSource.DRAFT if count else None, MODEL, group[0], [RIGHT])
-        planner.observe(planned, RoundReport([row], 0.01, HopTime(), HopTime(), None, None, draft_calls=calls), 0.01)
-        planned = following
+    learn(AutoPlanner(1), 2 * WINDOW)
     assert seen == [FIRST_COUNTS[0]] * WINDOW + [FIRST_COUNTS[1]] * WINDOW
 
 

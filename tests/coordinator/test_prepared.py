@@ -16,8 +16,10 @@ from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.prepared_choices import MOST_CHOICES, PreparedChoices
 from coordinator.drafting.preparing_worth import BLOCK, PreparingWorth
 from coordinator.protocols import Deadline
-from coordinator.requests.generation import Generation
+from coordinator.requests.generation import Generation, Request
+from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.residency import Residency
+from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.wiring import Clocks
 from paceline.errors import PacelineError, PeerUnavailable
 from paceline.prefix_hash import extended_hash
@@ -30,12 +32,20 @@ from paceline.types import (
     Proposals,
     ProposeRow,
     TokenIds,
+    Usage,
     Verdicts,
     VerifyRow,
 )
-from tests.coordinators import SERVED, make_serving, submit
+from tests.coordinators import MODEL, SERVED, asking, make_serving, submit
 from tests.fakes.fake_time import FakeTime
-from tests.fakes.model_services import VOCABULARY_SIZE, FakeDrafter, FakeVerifier, continuation, next_token
+from tests.fakes.model_services import (
+    CHUNK_TOKENS,
+    VOCABULARY_SIZE,
+    FakeDrafter,
+    FakeVerifier,
+    continuation,
+    next_token,
+)
 from tests.spans import Spans
 
 PATIENCE = Deadline()
@@ -214,6 +224,27 @@ async def proposal_of(drafter: PreparedDrafter, row: ProposeRow) -> Proposal:
 def is_ready(drafter: PreparedDrafter, row: ProposeRow) -> bool:
     """Return whether all drafts of a row are there now."""
     return len(drafter._choices.drafts(row)) == row.draft_count
+
+
+async def test_a_round_tells_for_how_many_rows_drafts_were_prepared() -> None:
+    """`auto` learns no price from it: the time of such drafts passed before it asked."""
+    time = FakeTime()
+
+    async def rounds() -> list[int]:
+        drafter, verifier = prepared_of(time, PreparingDrafter(time, 1.0)), TimedVerifier(time)
+        outputs = (Output(StopRules(40, end_token_ids=frozenset()), None) for _ in "ab")
+        group = [
+            Generation(name, list(PROMPT), output, 64, Usage(len(PROMPT)), Request())
+            for name, output in zip("ab", outputs, strict=True)
+        ]
+        limits = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
+        found = list[int]()
+        for _ in range(3):
+            report = await run_round(asking(group, [3, 3]), {MODEL: drafter}, verifier, limits, clock=time.clock)
+            found.append(report.prepared_count)
+        return found
+
+    assert await time.run(rounds()) == [0, 2, 2]
 
 
 async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> None:
