@@ -14,6 +14,7 @@ from draft_service.drafter import Drafter
 from draft_service.preparing import Preparing
 from draft_service.servicer import DraftServicer
 from paceline.codec.status import error_from_pb
+from paceline.engine.cache.paged import KvPool
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PassSize
 from paceline.errors import (
@@ -26,6 +27,7 @@ from paceline.errors import (
     TokenizerNotFound,
 )
 from paceline.model_service.servicer import Answering
+from paceline.model_service.serving import until_empty
 from paceline.types import PreparedDrafts, Proposal, ProposeRow, Verdict, VerifyOutcome, VerifyRow
 from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
@@ -150,6 +152,19 @@ async def test_the_draft_proposes_its_models_own_greedy_tokens_and_rows_may_want
     assert follow == [Proposal(tuple(await decode(target, (*PROMPT, *own), 1)), 9)]
 
 
+@pytest.fixture
+def servicers(monkeypatch: pytest.MonkeyPatch) -> list[DraftServicer]:
+    """Servicers of draft services, as they are made."""
+    made, begin = list[DraftServicer](), DraftServicer.__init__
+
+    def noted(servicer: DraftServicer, drafter: Drafter, answering: Answering) -> None:
+        made.append(servicer)
+        begin(servicer, drafter, answering)
+
+    monkeypatch.setattr(DraftServicer, "__init__", noted)
+    return made
+
+
 class _Over:
     """Says after so many readings that calls stay away."""
 
@@ -193,17 +208,32 @@ async def test_nothing_is_prepared_any_more_when_calls_stay_away(
         assert len(slices) <= 3
 
 
+async def test_a_draft_service_that_drains_prepares_no_more_and_is_empty_once_its_sequences_are_freed(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch, servicers: list[DraftServicer]
+) -> None:
+    work = Preparing.work
+    monkeypatch.setattr(Preparing, "work", lambda preparing: work(preparing) or [])  # there is always more to do
+    async with model_server("draft", pairs["Llama"].target) as draft, asyncio.timeout(TIMEOUT_S):
+        drafter, told = RemoteDrafter(draft.channel, TIMEOUT_S), asyncio.Event()
+        drafter.listen(lambda _: told.set())
+        await drafter.propose([ProposeRow("a", 0, PROMPT, 2, prepare_count=120)])
+        await told.wait()
+        draft.exchanges.end_streams()
+        preparing = servicers[0]._preparing
+        assert preparing
+        await preparing
+        pool = draft.runner.cache
+        assert isinstance(pool, KvPool) and pool._branch_ids
+        request = draft_service_pb2.ReleaseDraftSequencesRequest(sequence_ids=["a"])
+        await DraftServiceStub(draft.channel).ReleaseDraftSequences(request)
+        await until_empty(draft.runner, TIMEOUT_S)
+        assert not pool._sequences
+
+
 async def test_the_names_of_rows_that_were_refused_are_not_kept(
-    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+    pairs: dict[str, PairOfCheckpoints], servicers: list[DraftServicer]
 ) -> None:
     """They were kept as long as the stream was open, whatever their length."""
-    made, begin = list[DraftServicer](), DraftServicer.__init__
-
-    def noted(servicer: DraftServicer, drafter: Drafter, answering: Answering) -> None:
-        made.append(servicer)
-        begin(servicer, drafter, answering)
-
-    monkeypatch.setattr(DraftServicer, "__init__", noted)
     async with model_server("draft", pairs["Llama"].target) as draft:
         drafter = RemoteDrafter(draft.channel, TIMEOUT_S)
         refused = ("x" * 1000, "no rule")
@@ -216,7 +246,7 @@ async def test_the_names_of_rows_that_were_refused_are_not_kept(
             )
         ).results
         assert isinstance(good, Proposal) and not any(isinstance(one, Proposal) for one in others)
-        assert [*made[0]._streams] == ["good"]
+        assert [*servicers[0]._streams] == ["good"]
 
 
 async def test_a_bad_draft_row_fails_alone(draft: ModelServer) -> None:

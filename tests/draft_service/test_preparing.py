@@ -31,6 +31,7 @@ from paceline.types import (
 )
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.model_services import Clock
 
 PROMPT = tuple(range(20, 33))
 RULES = (
@@ -95,6 +96,10 @@ def taken_page_count(drafter: Drafter) -> int:
     pool = drafter.runner.cache
     assert isinstance(pool, KvPool)
     return pool._pages.page_count - pool.free_count - pool._index.idle_count
+
+
+def own_page_count(drafter: Drafter, sequence_id: str = "a") -> int:
+    return -(-drafter.runner.cache.length(sequence_id) // OPTIONS.page_tokens)
 
 
 def prepare(preparing: Preparing, most_passes: int = 1000) -> list[PreparedDrafts]:
@@ -306,13 +311,29 @@ def test_nothing_stays_prepared_for_a_sequence_that_its_owner_cuts_or_frees(mode
     assert not caller.ask().prepared
 
 
+def test_nothing_stays_prepared_for_a_sequence_that_no_call_names_any_more(model: LoadedModel) -> None:
+    """To compute its guesses is not to name it."""
+    clock = Clock()
+    drafter = Drafter(Runner(model, replace(OPTIONS, sequence_ttl_s=100), clock))
+    Caller(model, drafter).ask()
+    clock.advance(99)
+    prepare(drafter.preparing, 5)
+    assert taken_page_count(drafter) > own_page_count(drafter)
+    clock.advance(2)
+    assert drafter.runner.drop_idle() == 1
+    assert taken_page_count(drafter) == 0
+    assert drafter.preparing.work() is None
+
+
 def test_another_prefix_ends_what_was_prepared(model: LoadedModel) -> None:
     drafter = Drafter(Runner(model, OPTIONS))
     caller = Caller(model, drafter)
     caller.ask()
     prepare(drafter.preparing)
     caller.committed, caller.cached_length = [9, *PROMPT], 0
-    assert not caller.ask().prepared
+    assert not caller.ask(prepare_count=0).prepared
+    assert drafter.preparing.work() is None
+    assert taken_page_count(drafter) == own_page_count(drafter)
 
 
 def test_another_rule_for_the_same_tokens_ends_what_was_prepared(model: LoadedModel) -> None:
