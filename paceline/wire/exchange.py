@@ -224,8 +224,11 @@ class _Stream:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 if is_unasked(message):
                     self._take_unasked(message)
-                else:
-                    self._answer(message)
+                    continue
+                self._answer(message)
+                if message is None:  # it may be no answer: whose the next ones are is not known any more
+                    self._call.cancel()
+                    break
         except asyncio.CancelledError:
             # Closing the channel cancels whoever reads, and so whoever waits for an answer.
             for one in self._waiting:

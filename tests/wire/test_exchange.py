@@ -601,6 +601,27 @@ async def _garbage(requests: AsyncIterator[bytes], context: Context) -> AsyncIte
         yield b"\xff"
 
 
+class _GarbageUnasked:
+    """Answers with the requested sequence's name. On its first stream it tells garbage before, once two wait."""
+
+    def __init__(self) -> None:
+        self.stream_count = 0
+
+    async def __call__(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        self.stream_count += 1
+        if self.stream_count == 1:
+            waiting = [await anext(requests), await anext(requests)]
+            yield b"\xff"
+            for request in waiting:
+                yield self._answer(request)
+        async for request in requests:
+            yield self._answer(request)
+
+    def _answer(self, request: bytes) -> bytes:
+        name = pb.ProposeTokensRequest.FromString(request).rows[0].sequence_id
+        return pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id=name)]).SerializeToString()
+
+
 async def _garbage_at_once(request: bytes, context: Context) -> bytes:
     return b"\xff"
 
@@ -612,9 +633,9 @@ async def _garbage_as_status(request: bytes, context: Context) -> bytes:
 
 
 @asynccontextmanager
-async def talking_garbage(describes: Any) -> AsyncIterator[grpc.aio.Channel]:
+async def talking_garbage(describes: Any, proposes: Any = _garbage) -> AsyncIterator[grpc.aio.Channel]:
     handlers: dict[str, Any] = {
-        "ProposeTokens": grpc.stream_stream_rpc_method_handler(_garbage, bytes),
+        "ProposeTokens": grpc.stream_stream_rpc_method_handler(proposes, bytes),
         "DescribeDraftModel": grpc.unary_unary_rpc_method_handler(describes, bytes),
     }
     handler = grpc.method_handlers_generic_handler("paceline.v1.DraftService", handlers)
@@ -639,6 +660,18 @@ async def test_what_cannot_be_parsed_is_a_failure_of_the_peers() -> None:
     async with talking_garbage(_garbage_as_status) as channel:
         with pytest.raises(PeerUnavailable, match="gone"):
             await describe(channel)
+
+
+async def test_after_what_cannot_be_parsed_no_answer_is_taken_for_another_ones() -> None:
+    """It may have been told unasked: the answers after it were taken for those of the requests after their own."""
+    proposes = _GarbageUnasked()
+    async with talking_garbage(_garbage_at_once, proposes.__call__) as channel:
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+        requests = [pb.ProposeTokensRequest(rows=[pb.ProposeTokensRow(sequence_id=one)]) for one in ("first", "second")]
+        lost, answer = await asyncio.gather(*(exchange.ask(one, TIMEOUT_S, ["same"]) for one in requests))
+        assert lost is None
+        assert answer.results[0].sequence_id == "second"
+        assert proposes.stream_count == 2
 
 
 @pytest.mark.review
