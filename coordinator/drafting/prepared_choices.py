@@ -35,7 +35,7 @@ class PreparedChoices:
         if known is None:
             return  # it has ended, or the peer makes it up
         length, value = prepared.length, prepared.hash
-        for token_id in prepared.draft_token_ids[:MAX_PREPARED_COUNT]:
+        for token_id in prepared.draft_token_ids:
             known[length, value] = token_id
             length, value = length + 1, extended_hash(value, (token_id,))
         while len(known) > MOST_CHOICES:

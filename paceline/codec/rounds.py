@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline import types
+from paceline.checks import MAX_PREPARED_COUNT
 from paceline.codec.models import identity_from_pb, identity_to_pb
 from paceline.codec.sampling import logprobs_from_pb, logprobs_to_pb, rule_from_pb, rule_to_pb
 from paceline.codec.status import error_from_pb, error_to_pb
@@ -113,9 +114,10 @@ def prepared_to_pb(prepared: Iterable[types.PreparedDrafts]) -> draft_service_pb
 
 
 def prepared_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> list[types.PreparedDrafts]:
+    """Return what a service tells unasked, but for what is more than any has to tell at once: reading takes time."""
     return [
-        types.PreparedDrafts(one.sequence_id, one.length, one.hash, tuple(one.draft_token_ids))
-        for one in response.prepared
+        types.PreparedDrafts(one.sequence_id, one.length, one.hash, tuple(one.draft_token_ids[:MAX_PREPARED_COUNT]))
+        for one in response.prepared[:MAX_PREPARED_COUNT]
     ]
 
 

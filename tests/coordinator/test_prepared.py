@@ -137,15 +137,22 @@ class TimedVerifier(FakeVerifier):
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         await self._time.sleep(VERIFY_S)
+        ids = range(VOCABULARY_SIZE)
+        assert all(one in ids for row in rows for one in row.draft_token_ids), "a target refuses such rows"
         return await super().verify(rows, timeout_s)
 
 
 async def outputs(
-    time: FakeTime, drafter: PreparingDrafter, counts: Sequence[int], *, lanes: int = 1, draft_count: int = 3
+    time: FakeTime,
+    drafter: PreparingDrafter,
+    counts: Sequence[int],
+    *,
+    lanes: int = 1,
+    draft_count: int = 3,
+    prepared: PreparedDrafter | None = None,
 ) -> list[list[int]]:
     """Serve a different prompt for each count of new tokens, all at once."""
-    prepared = PreparedDrafter(drafter, clock=time.clock)
-    drafter.listen(prepared.take)
+    prepared = prepared or prepared_of(time, drafter)
     residency = Residency(prepared)
     scheduler = make_serving(
         prepared,
