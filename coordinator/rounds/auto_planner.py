@@ -28,6 +28,7 @@ from coordinator.rounds.outlook import NO_OPTION, Option, Outlook
 from coordinator.rounds.outlooks import Outlooks
 from coordinator.rounds.promises import Promise, Promises, prices_of, with_trial, work_of
 from coordinator.rounds.round_report import RoundReport
+from coordinator.rounds.trial_share import trial_share
 from coordinator.rounds.wishes import Wish
 from coordinator.smoothing import smoothed
 
@@ -47,8 +48,8 @@ FIRST_COUNTS = (4, 0, 8, 2, 1)
 """Counts measured first."""
 FIRST_WINDOWS = 12
 """Windows in which the first counts must be measured: a draft service that is away is not waited for."""
-NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.005, 0.003, 0.0005
-"""Share of all time that trials of a count may lose. NONE: asking nobody, which may be a tenth better for another text.
+NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.0025, 0.0015, 0.00025
+"""Share of all time that trials of a count may lose in the end. NONE: asking nobody, which may be a tenth better for another text.
 NEAR: neighbours of the best, or the best count above none while nobody is asked. FAR: all others."""
 AUTO_LEEWAY = 4.0
 """`auto` asks a slow draft for fewer tokens by itself. It times whole rounds; their parts say too little to overrule
@@ -334,7 +335,7 @@ class _Search:
                 expected += promises[count].catching_up
             is_near = count == other or abs(count - best) == 1
             share = NONE_SHARE if not count else NEAR_SHARE if is_near else FAR_SHARE
-            if share * (self._spent - trial.ended) > max(expected, trial.lost):
+            if trial_share(share, self._spent) * (self._spent - trial.ended) > max(expected, trial.lost):
                 trial.ended, trial.lost = self._spent, 0.0
                 return count
         return best

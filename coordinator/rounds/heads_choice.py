@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 from coordinator.rounds.costs import RoundCosts, RoundWork
 from coordinator.rounds.outlook import HEADS_UNUSED, HeadsUse, Option, Outlook, Prices
+from coordinator.rounds.trial_share import trial_share
 from coordinator.smoothing import smoothed
 from paceline.types import DraftSource
 
-SHARE = 0.005
-"""Share of all time that trials of a kind may lose."""
+SHARE = 0.0025
+"""Share of all time that trials of a kind may lose in the end."""
 AT_ONCE = 4.0
 """Time that they may lose at first, or after a long time without any. One that loses more waits until it is made up."""
 LEAST = 0.03
@@ -115,13 +116,15 @@ class _Trials:
 
     def __init__(self) -> None:
         self._left = AT_ONCE
+        self._spent = 0.0
 
     @property
     def may_begin(self) -> bool:
         return self._left >= LEAST
 
     def passed(self, time: float) -> None:
-        self._left = min(AT_ONCE, self._left + SHARE * time)
+        self._left = min(AT_ONCE, self._left + trial_share(SHARE, self._spent) * time)
+        self._spent += time
 
     def is_due(self, loss: float) -> bool:
         """Return whether to try now what is expected to lose so much time; if so, it counts as lost."""

@@ -283,6 +283,27 @@ async def test_every_service_under_up_may_be_killed_while_a_run_is_answered(draf
     assert not [one for one in psutil.process_iter(["cmdline"]) if ports & set(one.info["cmdline"] or ())]
 
 
+@pytest.mark.long
+async def test_a_target_over_ranks_is_started_anew_under_up_when_one_of_them_was_killed() -> None:
+    flags = ["--target-model", "builtin:draft", "--draft-model", "none", "--target-tensor-parallel", "2"]
+    up = await start(*UP_ON_FREE_PORTS, *flags)
+    assert up.stdout is not None
+    address = (await up.stdout.readline()).decode().split()[1]
+    question = replace(QUESTIONS[0], max_new_tokens=200, ignore_end_tokens=True)
+    async with Client(address) as client:
+        expected = (await client.complete(question)).token_ids
+        disturbed = asyncio.create_task(client.complete(question))
+        while not (await client.describe()).live_sequence_count:
+            await asyncio.sleep(0.01)
+        (follower,) = psutil.Process(_service_of(up, "target").pid).children()
+        follower.kill()
+        await said(up, "starting it again (1st time)")
+        await said(up, "target is back")
+        assert (await disturbed).token_ids == expected
+    up.send_signal(signal.SIGINT)
+    assert (await ended(up))[0] == 0
+
+
 def _service_of(up: asyncio.subprocess.Process, role: str) -> psutil.Process:
     module = role if role == "coordinator" else f"{role}_service"
     (service,) = (one for one in psutil.Process(up.pid).children() if module in one.cmdline())
