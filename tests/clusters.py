@@ -1,5 +1,6 @@
 """Real servers over real gRPC on free ports, in this process, for most tests of the services."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from draft_service import servicer as draft_servicer
 from paceline.client import Client
+from paceline.engine.calls import Call
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
 from paceline.engine.options import EngineOptions
@@ -107,6 +109,16 @@ async def model_server(
         async with open_channel(server.address, security=security) as channel:
             yield ModelServer(runner, server.address, channel, worker, exchanges)
     worker.close()
+
+
+async def calls_of_callers(worker: ModelWorker, count: int) -> list[Call[Any]]:
+    """Return the calls that wait for a worker that is held up, once they are those of so many callers."""
+    while True:
+        # Other work waits too, and second calls of one coordinator, which have a turn of their own.
+        calls = [one.call for one in worker._queue.waiting() if one.call]
+        if len({one.caller for one in calls}) >= count:
+            return calls
+        await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

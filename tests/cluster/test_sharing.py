@@ -1,24 +1,27 @@
-"""Several coordinators on one pair of models: their calls share passes and the cache, and no output changes."""
+"""Several coordinators on the same models: their calls share passes and the cache, and no output changes."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from threading import Event
 
 import pytest
 
 from coordinator.config import CoordinatorSettings
+from coordinator.drafting import guarded_draft
 from coordinator.serving import running_coordinator
 from paceline.client import Client
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import PassSize
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
-from paceline.types import GenerationRequest, SamplingParameters, TokenIds
-from tests.checkpoints import VOCABULARY_SIZE
-from tests.clusters import OPTIONS, ModelServer, cluster, model_server
+from paceline.types import DraftingOptions, DraftSource, GenerationRequest, SamplingParameters, TokenIds
+from tests.checkpoints import VOCABULARY_SIZE, write_related_draft
+from tests.clusters import OPTIONS, ModelServer, calls_of_callers, cluster, model_server
 from tests.conftest import PairOfCheckpoints
 
 COUNT = 4
@@ -37,13 +40,16 @@ async def sharing(pair: PairOfCheckpoints, options: EngineOptions) -> AsyncItera
     async with AsyncExitStack() as stack:
         target = await stack.enter_async_context(model_server("target", pair.target, options))
         draft = await stack.enter_async_context(model_server("draft", pair.draft, options))
-        clients = []
-        for _ in range(COUNT):
-            settings = CoordinatorSettings(draft=draft.address, target=target.address, batch_size=2, draft_count=3)
-            watched = Instruments(new_registry("coordinator"), None)
-            server = await stack.enter_async_context(running_coordinator(settings, watched))
-            clients.append(await stack.enter_async_context(Client(server.address)))
+        clients = [await stack.enter_async_context(coordinating(target, draft)) for _ in range(COUNT)]
         yield Sharing(target, draft, clients)
+
+
+@asynccontextmanager
+async def coordinating(target: ModelServer, draft: ModelServer) -> AsyncIterator[Client]:
+    settings = CoordinatorSettings(draft=draft.address, target=target.address, batch_size=2, draft_count=3)
+    watched = Instruments(new_registry("coordinator"), None)
+    async with running_coordinator(settings, watched) as server, Client(server.address) as client:
+        yield client
 
 
 def requests(count: int, length: int) -> list[GenerationRequest]:
@@ -75,9 +81,7 @@ async def test_calls_of_coordinators_that_wait_share_a_pass_and_no_output_change
         running.target.runner.on_pass = passes.append
         blocked = asyncio.create_task(running.target.worker.run(go_on.wait))
         answering = asyncio.create_task(outputs(running, asked))
-        # Other work waits too, and second calls of one coordinator, which have a turn of their own.
-        while len({one.caller for one in running.target.worker._queue.waiting() if one.call}) < COUNT:
-            await asyncio.sleep(0.01)
+        await calls_of_callers(running.target.worker, COUNT)
         go_on.set()
         found = await answering
         await blocked
@@ -92,3 +96,32 @@ async def test_with_too_little_cache_for_all_no_output_changes_and_none_fails(
     asked = requests(4 * COUNT, length)
     async with sharing(pairs["Llama"], TIGHT) as running:
         assert await outputs(running, asked) == await outputs_alone(pairs["Llama"], asked)
+
+
+async def test_one_draft_service_drafts_for_two_targets_and_each_keeps_its_own_output(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The targets have one vocabulary and other weights; those of the draft lie between them."""
+    # The first passes of the draft wait for both coordinators: that they are late tells nothing.
+    monkeypatch.setattr(guarded_draft, "LATE_S", math.inf)
+    own, others = pairs["Llama"].target, pairs["Llama"].draft
+    between = write_related_draft(tmp_path / "between", own, "Llama", noise=0.025)
+    drafted = [replace(one, drafting=DraftingOptions((DraftSource.DRAFT,))) for one in requests(COUNT, 12)]
+    plain = [replace(one, max_draft_count=0) for one in drafted]
+    go_on = Event()
+    async with AsyncExitStack() as stack:
+        draft = await stack.enter_async_context(model_server("draft", between, OPTIONS))
+        targets = [await stack.enter_async_context(model_server("target", one, OPTIONS)) for one in (own, others)]
+        clients = [await stack.enter_async_context(coordinating(one, draft)) for one in targets]
+        expected = [[(await client.complete(one)).token_ids for one in plain] for client in clients]
+        blocked = asyncio.create_task(draft.worker.run(go_on.wait))
+        answering = [asyncio.create_task(client.complete(one)) for client in clients for one in drafted]
+        await calls_of_callers(draft.worker, len(clients))
+        go_on.set()
+        completions = await asyncio.gather(*answering)
+        await blocked
+    parts = completions[:COUNT], completions[COUNT:]
+    assert [[one.token_ids for one in part] for part in parts] == expected
+    assert all(mine != theirs for mine, theirs in zip(*expected, strict=True))
+    for part in parts:
+        assert sum(one.finish.usage.accepted_count for one in part) > len(part)
