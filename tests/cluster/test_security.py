@@ -4,9 +4,11 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -18,9 +20,14 @@ from coordinator.serving import running_coordinator
 from draft_service.config import DraftSettings
 from paceline.client import NO_RETRIES, Client, Completion
 from paceline.codec.status import error_from_pb
+from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable, PrefixNotCached, SequenceNotFound, StartupError
+from paceline.model_service import serving
+from paceline.model_service.servicer import Answering
+from paceline.model_service.worker import ModelWorker
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
+from paceline.process.ranks import joined_ranks
 from paceline.process.service import server_options
 from paceline.security.channels import ChannelSecurity, channel_security
 from paceline.types import DraftSource, GenerationRequest, ProposeRow, TokenIds, Verdict, VerifyRow
@@ -28,8 +35,11 @@ from paceline.v1 import common_pb2, draft_service_pb2, target_service_pb2
 from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import ServerOptions, open_channel
+from target_service.config import TargetSettings
+from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
+from target_service.servicer import add_target_service
 from tests.certificates import Authority
-from tests.clusters import ModelServer, cluster, model_server
+from tests.clusters import ModelServer, calls_of_callers, cluster, model_server
 from tests.conftest import PairOfCheckpoints
 
 ROOT = Path(__file__).parents[2]
@@ -230,6 +240,71 @@ async def test_the_same_id_of_two_callers_of_the_draft_is_two_sequences(
         owner.owe(["id"])
         await owner.release()
         assert server.runner.cache.sequence_count == 0
+
+
+@asynccontextmanager
+async def weighing_target(
+    model: Path, authority: Authority, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[str, ModelWorker]]:
+    """Run a target service as its process does; yield its address and its worker."""
+    own, listening = authority.issue("127.0.0.1"), asyncio.get_running_loop().create_future()
+    settings = TargetSettings(
+        model=str(model),
+        port=0,
+        threads=1,
+        kv_memory="16MiB",
+        caller_weights=weights,
+        tls_certificate=own.certificate,
+        tls_key=own.key,
+        tls_client_ca=authority.ca,
+    )
+    workers = list[ModelWorker]()
+
+    def add(runner: Runner, answering: Answering, server: Any) -> None:
+        workers.append(answering.worker)
+        add_target_service(runner, answering, server)
+
+    monkeypatch.setattr(serving, "freeze_heap", lambda: None)  # the heap is that of other tests too
+    monkeypatch.setattr(serving, "announce", lambda name, address, url: listening.set_result(address))
+    async with joined_ranks("target_service", settings.grid) as ranks:
+        options = server_options(settings)
+        running = asyncio.create_task(
+            serving.serve_model("target_service", settings, options, ranks, TARGET_SERVICE, add)
+        )
+        await asyncio.wait((listening, running), return_when=asyncio.FIRST_COMPLETED)
+        try:
+            yield listening.result(), workers[0]
+        finally:
+            running.cancel()
+            await asyncio.wait((running,))
+
+
+async def test_callers_of_a_service_have_the_weights_of_the_names_in_their_certificates(
+    pairs: dict[str, PairOfCheckpoints], authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {
+        "heavy": ["chat.test"],
+        "light": ["batch.test"],
+        "both": ["both.test", "batch.test", "chat.test"],
+        "other": ["other.test"],
+    }
+    go_on, weights = Event(), "batch.test=0.5,chat.test=3"
+    async with (
+        weighing_target(pairs["Llama"].target, authority, weights, monkeypatch) as (address, worker),
+        AsyncExitStack() as stack,
+    ):
+        held = asyncio.create_task(worker.run(go_on.wait))
+        verifying = list[asyncio.Task[Any]]()
+        for sequence_id, shown in names.items():
+            security = showing(authority, *shown)
+            channel = await stack.enter_async_context(open_channel(address, security=security))
+            row = VerifyRow(sequence_id, 0, PROMPT, ())
+            verifying.append(asyncio.create_task(RemoteVerifier(channel, TIMEOUT_S).verify([row])))
+        calls = await calls_of_callers(worker, len(names))
+        go_on.set()
+        await asyncio.gather(held, *verifying)
+    found = {call.rows[0].sequence_id.removeprefix(call.caller.scope): call.caller.weight for call in calls}
+    assert found == {"heavy": 3.0, "light": 0.5, "both": 3.0, "other": 1.0}
 
 
 FORBIDDEN = re.compile(

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
@@ -202,6 +203,24 @@ def test_a_caller_with_less_than_half_its_share_takes_from_those_with_more(model
     assert held(runner, "1", "2", "3") == [16, 0, 8]
     (refused,) = verifier.verify_calls([prompt(OLD, "2", 16)])[0]
     assert isinstance(refused, CacheFull) and held(runner, "3") == [8], "nor does it lose that to them"
+
+
+@pytest.mark.parametrize(
+    ("old_weight", "young_weight", "young_tokens", "is_certain"),
+    [(1, 1, 8, True), (1, 1, 12, False), (1, 3, 12, True), (1, 3, 16, False), (3, 1, 4, True), (3, 1, 8, False)],
+)
+def test_what_is_certain_to_a_caller_goes_by_its_weight(
+    old_weight: float, young_weight: float, young_tokens: int, is_certain: bool, model: LoadedModel
+) -> None:
+    """Half of the cache of 32 tokens is certain to both together."""
+    old, young = replace(OLD, weight=old_weight), replace(YOUNG, weight=young_weight)
+    runner, old_tokens = runner_of(model, pages=8), 32 - young_tokens
+    verifier = Verifier(runner)
+    verifier.verify_calls([prompt(old, "1", old_tokens)])
+    verifier.verify_calls([prompt(young, "2", young_tokens)])
+    (result,) = verifier.verify_calls([grow(old, "1", old_tokens, 1)])[0]
+    assert isinstance(result, CacheFull if is_certain else Verdict)
+    assert held(runner, "2") == [young_tokens if is_certain else 0]
 
 
 @pytest.mark.parametrize("dead_tokens", [8, 24], ids=["within its certain share", "beyond it"])
