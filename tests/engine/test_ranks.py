@@ -15,7 +15,9 @@ from paceline.engine import numerics
 from paceline.engine.calls import Call
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model, load_share
+from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.shares import check_divisible
 from paceline.engine.numerics import check_ranks
 from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
@@ -186,6 +188,15 @@ def test_what_cannot_be_divided_is_refused_with_what_can(
 
     with pytest.raises(StartupError, match=words):
         load_share(str(model), "auto", "cpu", "none", OPTIONS, RankPlace(1, grid), meet)
+
+
+def test_each_number_that_a_refusal_names_divides_the_model() -> None:
+    config = find_checkpoint("builtin:target").config
+    with pytest.raises(StartupError, match=r"--tensor-parallel 2 does not divide .* take 1, 3$") as refused:
+        check_divisible("LlamaForCausalLM", config, SHARES)
+    _, _, named = refused.value.message.rpartition("take ")
+    for count in map(int, named.split(", ")):
+        check_divisible("LlamaForCausalLM", config, RankGrid(count, 1))
 
 
 def test_ranks_round_no_rows(pairs: dict[str, PairOfCheckpoints]) -> None:
