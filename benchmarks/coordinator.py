@@ -9,31 +9,23 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-import grpc
 import psutil
 import typer
 import uvloop
-from grpc.aio import EOF
 from rich.console import Console
 
 from benchmarks.commands import run_command
 from benchmarks.instant_models import instant_models
 from benchmarks.processes import coordinator_process, cpu_s
+from benchmarks.streams import Door, read_stream
 from benchmarks.suffixes import suffixes
 from paceline.client import Client
-from paceline.codec.generation import request_to_pb
 from paceline.process.service_process import Endpoint, running_service
 from paceline.process.variables import NO_DRAFT
-from paceline.types import (
-    GenerationRequest,
-    Text,
-)
-from paceline.v1 import generation_service_pb2 as pb
-from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
+from paceline.types import GenerationRequest, Text
 
 app = typer.Typer(add_completion=False, help=__doc__)
 app.command()(suffixes)
@@ -46,13 +38,6 @@ DraftCount = Annotated[str, typer.Option(help="a number, or auto")]
 HeadsDraft = Annotated[bool, typer.Option(help="the target's heads draft in place of a draft service")]
 Read = Callable[[Sequence[GenerationRequest]], Awaitable[None]]
 """Sends requests, and reads their outputs."""
-
-
-class Door(StrEnum):
-    TEXT = "text"
-    """`GenerateText`: a call for each request."""
-    STREAM = "stream"
-    """`GenerateStream`: all requests over one stream, as a gateway's."""
 
 
 @app.command()
@@ -75,7 +60,7 @@ async def _rounds(
 ) -> None:
     async with _coordinator(batch_size, draft_count, heads=heads) as service, Client(service.address) as client:
         process = coordinator_process()
-        read = partial(_by_calls, client) if door is Door.TEXT else partial(_by_stream, service.address)
+        read = partial(_by_calls, client) if door is Door.TEXT else partial(read_stream, service.address)
         for number in range(runs + 1):  # the first warms up
             spent = await _one_run(client, process, read, request, 2 * batch_size)
             if number:
@@ -124,7 +109,7 @@ async def _host(
         for number in range(runs + 1):  # the first warms up
             requests, began = [replace(request, seed=seed) for seed in range(count)], time.perf_counter()
             parts = [requests[first::connections] for first in range(connections)]
-            await asyncio.gather(*(_by_stream(service.address, one) for one in parts))
+            await asyncio.gather(*(read_stream(service.address, one) for one in parts))
             if number:
                 elapsed_s = time.perf_counter() - began
                 console.print(f"{count * (request.max_new_tokens or 0) / elapsed_s:.0f} tokens/s")
@@ -144,21 +129,6 @@ async def _one_run(client: Client, process: psutil.Process, read: Read, request:
 
 async def _by_calls(client: Client, requests: Sequence[GenerationRequest]) -> None:
     await asyncio.gather(*(client.complete(one) for one in requests))
-
-
-async def _by_stream(address: str, requests: Sequence[GenerationRequest]) -> None:
-    """Read the messages of one stream, and do nothing with what is in them."""
-    # In a pool of its own, or streams would share a connection, and so a process.
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
-        stream: Any = GenerationServiceStub(channel).GenerateStream()
-        for call_id, request in enumerate(requests):
-            started = pb.StartedCall(request=request_to_pb(request))
-            await stream.write(pb.GenerateStreamRequest(call_id=call_id, start=started))
-        await stream.done_writing()
-        while (message := await stream.read()) is not EOF:
-            for update in message.updates:
-                assert not update.ended.code, update.ended.message
 
 
 if __name__ == "__main__":
