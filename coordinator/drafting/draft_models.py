@@ -1,6 +1,7 @@
 """All draft services: those of one model are one drafter, and several models can be asked side by side.
 
-Owns which replica serves which model. A replica that comes back with another model leaves its old one.
+Owns which replica serves which model. A replica that comes back with another model leaves its old one. A model that no
+replica has any more is forgotten, or names of models would add up.
 """
 
 import asyncio
@@ -37,6 +38,8 @@ class DraftModels:
         """Model of each replica, by its address."""
         self._unknown: dict[str, Replica[RemoteDraft]] = {}
         """Replicas that have not said yet which model they serve."""
+        self._left_row_count = self._left_hit_count = 0
+        """Prepared rows and hits of models that are forgotten."""
 
     @property
     def usable(self) -> Mapping[str, Drafter]:
@@ -57,12 +60,12 @@ class DraftModels:
     @property
     def prepared_row_count(self) -> int:
         """Rows that drafts were prepared for."""
-        return sum(one.drafter.row_count for one in self._models.values())
+        return sum((one.drafter.row_count for one in self._models.values()), self._left_row_count)
 
     @property
     def prepared_hit_count(self) -> int:
         """Those that had their drafts without a call."""
-        return sum(one.drafter.hit_count for one in self._models.values())
+        return sum((one.drafter.hit_count for one in self._models.values()), self._left_hit_count)
 
     def describe(self) -> list[ReplicaDescription]:
         unknown = [one.described(0, CircuitState.CLOSED) for one in self._unknown.values()]
@@ -75,10 +78,10 @@ class DraftModels:
         if model is None:
             self._unknown[replica.address] = replica
             return
-        if before is not None and model != before:
-            self._leave(replica, before)
         self._unknown.pop(replica.address, None)
         self._places[replica.address] = model
+        if before is not None and model != before:
+            self._leave(replica, before)
         if model not in self._models:
             replicas = ReplicatedDrafter(self._guard)
             self._models[model] = _Model(replicas, self._wrap(replicas))
@@ -91,7 +94,12 @@ class DraftModels:
             self._leave(replica, model)
 
     def _leave(self, replica: Replica[RemoteDraft], model: str) -> None:
-        self._models[model].replicas.left(replica)
+        one = self._models[model]
+        one.replicas.left(replica)
+        if model not in self._places.values():
+            del self._models[model]
+            self._left_row_count += one.drafter.row_count
+            self._left_hit_count += one.drafter.hit_count
 
     def lacks(self, model: str) -> bool:
         """Return whether all draft services are known, and none of them has this model."""

@@ -13,6 +13,7 @@ from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
 from coordinator.rounds.output_lengths import OutputLengths
 from coordinator.rounds.round_report import RoundReport, RowReport
+from coordinator.rounds.sources import MOST_MODELS
 from coordinator.rounds.wishes import Wish
 from paceline.types import DraftSource
 
@@ -28,6 +29,7 @@ class Acceptances:
         self._max_drawn = max_drawn
         self._heads = HeadsAcceptance(heads_count)
         self._places: dict[str, PlaceAcceptance] = {}
+        """By model, those asked last at the end."""
         self._calibrations: dict[DraftSource, Calibration] = {}
         self._turn = 0
         """Rounds so far."""
@@ -91,9 +93,11 @@ class Acceptances:
             guesser.ended(generation.token_ids)
 
     def _at(self, model: str) -> PlaceAcceptance:
-        if model not in self._places:
-            self._places[model] = PlaceAcceptance(self._max_drawn)
-        return self._places[model]
+        places = self._places.pop(model, None) or PlaceAcceptance(self._max_drawn)
+        self._places[model] = places
+        if len(self._places) > MOST_MODELS:
+            del self._places[next(iter(self._places))]
+        return places
 
     def _calibration(self, source: DraftSource) -> Calibration:
         if source not in self._calibrations:

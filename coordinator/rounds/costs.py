@@ -14,6 +14,7 @@ from operator import add, mul, sub
 
 from coordinator.rounds.least_squares import FadingSums
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
+from coordinator.rounds.sources import MOST_MODELS
 from coordinator.smoothing import smoothed
 
 PRIOR_ROUNDS = 3.0
@@ -153,7 +154,7 @@ class RoundCosts:
         self._prices = [FIRST[part][0] for part in TARGET_PARTS]
         """Those of the target's parts, then of the parts of calls for each draft model; amounts have the same order."""
         self._call_places: dict[str, int] = {}
-        """Where the parts of calls begin, by draft model that was asked."""
+        """Where the parts of calls begin, by draft model that was asked; those asked last at the end."""
         self.unit_s = 0.0
         """Seconds of the unit, about a plain round's; 0 before any round."""
         self._sums: dict[frozenset[str], FadingSums] = {}
@@ -293,15 +294,28 @@ class RoundCosts:
         """Return the amounts of a round that was seen."""
         calls = work.draft_calls or {}
         for model in calls:
-            if model not in self._call_places:
-                self._call_places[model] = len(self._prices)
-                self._prices += FIRST_CALL_PRICES
+            self._call_places[model] = self._place_of(model)
         amounts = work.target_amounts()
         amounts += [0.0] * (len(self._prices) - len(amounts))
         for model, call in calls.items():
             place = self._call_places[model]
             amounts[place : place + len(CALL_PARTS)] = _call_amounts(call)
         return amounts
+
+    def _place_of(self, model: str) -> int:
+        """Return where the parts of a model's calls begin; a new one may take the place of that asked longest ago."""
+        if (place := self._call_places.pop(model, None)) is not None:
+            return place
+        if len(self._call_places) < MOST_MODELS:
+            self._prices += FIRST_CALL_PRICES
+            return len(self._prices) - len(CALL_PARTS)
+        oldest = next(iter(self._call_places))
+        place = self._call_places.pop(oldest)
+        self._prices[place : place + len(CALL_PARTS)] = FIRST_CALL_PRICES
+        self._sums = {models: one for models, one in self._sums.items() if oldest not in models}
+        self._learned &= self._sums.keys()
+        self._means.clear()
+        return place
 
     def _has_prompt(self, amounts: Sequence[float]) -> bool:
         """Return whether a service took in anything that it lacked."""

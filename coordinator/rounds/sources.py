@@ -4,6 +4,10 @@ from coordinator.requests.generation import Generation
 from coordinator.requests.guess import Guess
 from paceline.types import DraftSource
 
+MOST_MODELS = 16
+"""Draft models of which is kept what rounds taught; of more, those asked last. A peer that renames its model at every
+look would else slow each plan down, for ever more: prices take the cube of their number."""
+
 
 def guesses_of(generation: Generation, most: int) -> dict[DraftSource, Guess]:
     """Return at most `most` tokens of each source that has some at hand, in the generation's order of sources."""

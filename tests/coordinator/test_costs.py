@@ -9,6 +9,7 @@ import pytest
 
 from coordinator.rounds.costs import BENDS, CACHED, CALL, CAUGHT_UP, PROMPT, STEP, RoundCosts, RoundWork
 from coordinator.rounds.round_report import DraftCall
+from coordinator.rounds.sources import MOST_MODELS
 
 MODEL = "draft"
 
@@ -85,6 +86,22 @@ def test_a_machine_that_became_three_times_as_slow_is_foreseen_soon() -> None:
             costs.add([work(count)], 3 * seconds(work(count)))
             costs.fit()
     assert costs.predict(work(4)) * costs.unit_s == pytest.approx(3 * seconds(work(4)), rel=0.15)
+
+
+def of_model(model: str, drafted: int) -> RoundWork:
+    done = work(drafted)
+    return replace(done, draft_calls={model: done.draft_calls[MODEL]}) if done.draft_calls else done
+
+
+def test_a_model_that_takes_the_place_of_another_has_prices_of_its_own() -> None:
+    costs, rng = RoundCosts(), random.Random(1)
+    for model in (*map(str, range(MOST_MODELS)), "new"):
+        slower = 1 if model == "new" else 2
+        for count in rng.choices([0, 1, 2, 4, 8], k=100):
+            costs.add([of_model(model, count)], seconds(work(count)) * (slower if count else 1))
+        costs.fit()
+    for count in (1, 2, 4, 8):
+        assert costs.predict(of_model("new", count)) * costs.unit_s == pytest.approx(seconds(work(count)), rel=0.1)
 
 
 def test_what_another_lane_does_meanwhile_is_part_of_what_it_costs() -> None:

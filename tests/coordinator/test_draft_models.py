@@ -1,21 +1,42 @@
 """Several draft models behind one coordinator: which is asked, and what happens when they change under requests."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
+from coordinator.drafting.draft_models import DraftModels
+from coordinator.drafting.guarded_draft import GuardedDraft
+from coordinator.drafting.prepared import PreparedDrafter
+from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.placement.dispatcher import Dispatcher
+from coordinator.protocols import RemoteDraft
 from coordinator.replicas import way
+from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.replica import Replica
 from coordinator.rounds.acceptances import Acceptances
+from coordinator.rounds.costs import RoundCosts, RoundWork
+from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
+from coordinator.rounds.sources import MOST_MODELS
 from paceline.observe.metrics import new_registry
-from paceline.types import ComputeDescription, DraftingOptions, DraftSource, GenerationRequest, ReplicaState, TokenIds
-from tests.coordinators import Dispatched, dispatching, fake_cluster
+from paceline.types import (
+    ComputeDescription,
+    DraftingOptions,
+    DraftSource,
+    GenerationRequest,
+    HopTime,
+    ReplicaState,
+    TokenIds,
+)
+from tests.coordinators import Dispatched, dispatching, fake_cluster, fits
 from tests.fakes.dispatches import EXPECTED, LENGTH, PROMPTS
 from tests.fakes.draft_worlds import group_of
-from tests.fakes.model_services import FakeDrafter, FakeVerifier
+from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier
 
 ANY = DraftingOptions()
 
@@ -24,6 +45,17 @@ def of_model(name: str, skill: float, seed: int = 0) -> FakeDrafter:
     drafter = FakeDrafter(skill, seed=seed)
     drafter.description = replace(drafter.description, model_id=name)
     return drafter
+
+
+async def serve_anew(drafter: FakeDrafter, replica: Replica[Any], name: str) -> None:
+    """Let a replica come back with another model."""
+    drafter.evict()
+    drafter.description = replace(drafter.description, model_id=name)
+    drafter.is_draining = True
+    await replica.look()
+    drafter.is_draining = False
+    await replica.look()
+    assert replica.state is ReplicaState.UP
 
 
 async def outputs(running: Dispatched, drafting: DraftingOptions = ANY) -> list[list[int]]:
@@ -107,13 +139,7 @@ async def test_models_swapped_while_requests_run_change_no_output() -> None:
 
     async def swap(running: Dispatched, *names: str) -> None:
         for drafter, replica, name in zip(drafters, running.draft_replicas, names, strict=True):
-            drafter.evict()
-            drafter.description = replace(drafter.description, model_id=name)
-            drafter.is_draining = True
-            await replica.look()
-            drafter.is_draining = False
-            await replica.look()
-            assert replica.state is ReplicaState.UP
+            await serve_anew(drafter, replica, name)
 
     async with dispatching(drafters, [FakeVerifier()], draft_count=4) as running:
         assert sorted(running.drafts.usable) == ["first", "second"]
@@ -128,6 +154,51 @@ async def test_models_swapped_while_requests_run_change_no_output() -> None:
                 assert sorted(running.drafts.usable) == ["second", "third"]
         assert found == EXPECTED
     assert not any(drafter.token_ids for drafter in drafters)
+
+
+async def test_a_model_that_no_replica_serves_any_more_is_forgotten_and_what_it_prepared_still_counts() -> None:
+    """Each new name left a drafter behind, for as long as the coordinator ran."""
+    clock, made = Clock(), list[weakref.ref[ReplicatedDrafter]]()
+
+    def wrap(replicas: ReplicatedDrafter) -> PreparedDrafter:
+        made.append(weakref.ref(replicas))
+        return PreparedDrafter(replicas, clock)
+
+    models = DraftModels(lambda replica: GuardedDraft(replica, Circuit(clock, lambda: 0.0), clock), wrap)
+    drafter = of_model("0", 0.9)
+    replica: Replica[RemoteDraft] = Replica("draft:1", drafter, fits, models.changed)
+    for number in range(5):
+        await serve_anew(drafter, replica, str(number))
+        (asked,) = models.usable.values()
+        assert isinstance(asked, PreparedDrafter)
+        asked.row_count, asked.hit_count = 3, 2
+        del asked
+    gc.collect()
+    assert [one for one in made if one()] == made[-1:]
+    models.left(replica)
+    gc.collect()
+    assert not any(one() for one in made) and not models.usable
+    assert (models.prepared_row_count, models.prepared_hit_count) == (15, 10)
+
+
+def report_of(model: str) -> RoundReport:
+    row, call = RowReport(4, 1, 2, DraftSource.DRAFT, model), DraftCall(1, 4, 4, 0)
+    return RoundReport([row], 1.0, HopTime(), HopTime(), None, None, draft_calls={model: call})
+
+
+def test_what_rounds_taught_of_models_that_are_asked_no_more_is_dropped_and_of_others_kept() -> None:
+    """A peer that renamed its model at every look made each plan slower than the last."""
+    acceptances, costs = Acceptances(4), RoundCosts()
+    usual = Acceptances(4).of_models({"asked": 1000})["asked"].tokens(group_of(1)[0], 4)
+    for number in range(3 * MOST_MODELS):
+        for model in ("asked", str(number)):
+            acceptances.observe({}, report_of(model))
+            costs.add([RoundWork.of(report_of(model))], 1.0)
+        costs.fit()
+    assert "asked" in costs.models and len(costs.models) == MOST_MODELS
+    found = {model: acceptances.of_models({model: 1000})[model] for model in ("0", "asked", str(number))}
+    tokens = {model: one.tokens(group_of(1)[0], 4) for model, one in found.items()}
+    assert tokens["0"] == usual > tokens[str(number)] > tokens["asked"]
 
 
 @pytest.mark.parametrize(("draft_cores", "prepares"), [("the target's", False), ("others", True)])
