@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.checks import check_sampling
 from paceline.cli.consoles import words_console
 from paceline.cli.options import (
     DRAFT_COUNT_HELP,
@@ -30,6 +31,7 @@ from paceline.measure.prompts import MeasuredPrompt, encode_lines, read_text_cod
 from paceline.measure.source_sets import ALL, read_source_set
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.text import TextCodec
+from paceline.types import SamplingParameters
 
 if TYPE_CHECKING:
     from paceline.measure.equivalence.equivalence import Agreement, EquivalencePlan, EquivalenceResult
@@ -56,15 +58,18 @@ def command(
     ] = "float32,bfloat16,bfloat16-fast",
     draft_count: Annotated[str, typer.Option(help=DRAFT_COUNT_HELP)] = "5",
     source_sets: SourceSets = ALL,
+    temperature: Annotated[float, typer.Option(help="0: greedy. More: sampled, beside plain decoding alone.")] = 0.0,
     *,
     pair: ClusterOptions,
 ) -> None:
     """Compare outputs with Hugging Face's, token for token. With plain decoding's too: raw text, first turns, greedy.
 
     Requests of a set that names `prediction` predict plain decoding's output, with every tenth token wrong. Exit status
-    1 when float32 or strict outputs differ from what they must equal.
+    1 when float32 or strict outputs differ from what they must equal. Sampled outputs are compared with plain
+    decoding's of the same seed alone, for Hugging Face draws by another rule.
     """
     check_draft_count(draft_count)
+    check_sampling(SamplingParameters(temperature), vocabulary_size=0)  # no token is named
     batches = comma_counts("--batch-sizes", batch_sizes)
     chosen = comma_list("--policies", policies, POLICIES)
     precisions = tuple(Precision.parse(word, NAMED_DTYPES) for word in comma_list("--dtypes", dtypes))
@@ -76,12 +81,11 @@ def command(
     # Imported late: torch is slow to import.
     from paceline.measure.equivalence.equivalence import EquivalencePlan, EquivalenceResult
 
-    plan = EquivalencePlan(replace(pair, draft_count=draft_count), max_new_tokens, batches, chosen, precisions, sets)
-    result = EquivalenceResult(
-        pair.target_model, pair.draft_model, draft_count, str(input_file or "demo"), len(prompts), max_new_tokens
-    )
-    result = _Reporting(result, output, codec).run(plan, prompts)
-    raise typer.Exit(1 if result.failed else 0)
+    pair = replace(pair, draft_count=draft_count)
+    plan = EquivalencePlan(pair, max_new_tokens, batches, chosen, precisions, sets, temperature)
+    source = str(input_file or "demo"), len(prompts)
+    result = EquivalenceResult(pair.target_model, pair.draft_model, draft_count, *source, max_new_tokens, temperature)
+    raise typer.Exit(1 if _Reporting(result, output, codec).run(plan, prompts).failed else 0)
 
 
 class _Reporting:

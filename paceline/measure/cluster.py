@@ -93,7 +93,8 @@ async def running_system(
     max_draft_count: int | None = None,
     sources: SourceSet = ALL_SOURCES,
     predictions: Predictions | None = None,
+    sampling: SamplingParameters = GREEDY_SAMPLING,
 ) -> AsyncIterator[ClusterSystem]:
     """Run services while the block runs."""
     async with running_cluster(options) as addresses, Client(addresses.coordinator, shares_stream=True) as client:
-        yield ClusterSystem(client, addresses, max_new_tokens, max_draft_count, sources, predictions)
+        yield ClusterSystem(client, addresses, max_new_tokens, max_draft_count, sources, predictions, sampling)

@@ -4,9 +4,11 @@ import asyncio
 import json
 import os
 import signal
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from paceline.engine import runner
 from paceline.measure.bench import bench
 from paceline.measure.bench.result import bench_result_from_json
+from paceline.measure.cluster import ClusterSystem
 from paceline.measure.contention import Contention, Moment
 from tests.commands import ended, paceline_here, start
 from tests.conftest import PairOfCheckpoints
@@ -163,6 +166,27 @@ def test_a_measurement_of_nothing_is_refused_before_it_begins(
     assert not os.listdir(tmp_path)
 
 
+def test_sampled_outputs_must_equal_those_of_plain_decoding_with_the_same_seed(
+    tmp_path: Path, services_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def agreements() -> tuple[int, list[dict[str, Any]]]:
+        status, _, _ = paceline_here(*EQUIVALENCE, "--temperature", "0.8", "--output", str(tmp_path))
+        result = json.loads((tmp_path / "equivalence.json").read_text())
+        assert result["temperature"] == 0.8
+        return status, result["agreements"]
+
+    status, (only,) = agreements()
+    assert (status, only["system"], only["reference"]) == (0, "speculative", "plain decoding")
+    assert only["must_hold"] and not only["mismatches"]
+    assert not list(tmp_path.glob("reference*"))
+
+    asked = ClusterSystem._request
+    seeds = count()
+    monkeypatch.setattr(ClusterSystem, "_request", lambda *given: replace(asked(*given), seed=next(seeds)))
+    status, (only,) = agreements()
+    assert (status, len(only["mismatches"])) == (1, 3)
+
+
 def test_equivalence_compares_every_source_alone_and_all_together(tmp_path: Path, services_here: None) -> None:
     alone, together = ("draft", "suffix", "prediction"), "draft+suffix+prediction"
     sets = ("--source-sets", ",".join((*alone, together)), "--draft-count", "auto")
@@ -202,6 +226,7 @@ def test_what_cannot_be_measured_is_said_in_one_line_before_anything_starts(
         (["bench", "--by-category"], "--by-category needs lines with a `category`"),
         (["bench", "--batch-sizes", "1,0"], "--batch-sizes has '0'"),
         (["equivalence", "--output", file], "cannot be written"),
+        (["equivalence", "--temperature", "1e-4"], "temperature is 0.0001; give 0, or"),
         (["bench", "--output", str(tmp_path), "--draft-model", "/nowhere"], "'/nowhere' is not a directory"),
         (["bench", "--output", str(tmp_path), "--draft-model", str(pairs["Llama"].draft)], "has no tokenizer"),
     ]:

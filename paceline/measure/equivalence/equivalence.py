@@ -1,5 +1,6 @@
 """Comparison of outputs with the target's own by arXiv 2510.22876: SpecBench's first turns, raw, decoded greedily.
 
+Sampled outputs are compared with plain decoding's of the same seed alone: Hugging Face draws by another rule.
 This module owns the order of the work and what counts as a failure; `agreement` owns the arithmetic.
 """
 
@@ -13,7 +14,15 @@ from pydantic import TypeAdapter
 from paceline.engine.model.loader import resolve_device
 from paceline.errors import InvalidRequest, ModelChanged
 from paceline.measure.cluster import Predictions, running_system
-from paceline.measure.equivalence.agreement import MatchRates, Mismatch, find_mismatches, match_rates, pooled
+from paceline.measure.equivalence.agreement import (
+    LogitGap,
+    MatchRates,
+    Mismatch,
+    find_mismatches,
+    match_rates,
+    no_gap,
+    pooled,
+)
 from paceline.measure.equivalence.precision import Precision, with_precision
 from paceline.measure.machine import describe_machine
 from paceline.measure.peers.reference import HuggingFaceReference
@@ -23,7 +32,7 @@ from paceline.measure.source_sets import ALL_SOURCES, SourceSet, may_draft, name
 from paceline.model_service.worker import ModelWorker
 from paceline.process.cluster_plan import ClusterOptions, plan_cluster
 from paceline.text import TextCodec
-from paceline.types import PAPER_POLICIES, DraftSource, ModelDescription, TokenIds
+from paceline.types import PAPER_POLICIES, DraftSource, ModelDescription, SamplingParameters, TokenIds
 
 HUGGING_FACE, PLAIN = "Hugging Face", "plain decoding"
 WRONG_EVERY = 10
@@ -40,6 +49,8 @@ class EquivalencePlan:
     policies: tuple[str, ...]
     precisions: tuple[Precision, ...]
     source_sets: tuple[SourceSet, ...] = (ALL_SOURCES,)
+    temperature: float = 0.0
+    """0 decodes greedily."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +90,7 @@ class EquivalenceResult:
     input_file: str
     prompt_count: int
     max_new_tokens: int
+    temperature: float = 0.0
     machine: str = field(default_factory=describe_machine)
     agreements: tuple[Agreement, ...] = ()
 
@@ -102,11 +114,11 @@ class Observer:
 
 @dataclass(frozen=True)
 class _References:
-    """The reference outputs of one precision, and the model that gives logit gaps."""
+    """The reference outputs of one precision, and what gives logit gaps."""
 
     precision: Precision
-    hugging_face: HuggingFaceReference
     outputs: dict[str, Outputs]
+    logit_gap: LogitGap = no_gap
 
 
 @dataclass(frozen=True)
@@ -202,12 +214,14 @@ class Equivalence:
             self._worker.close()
 
     async def _references(self, precision: Precision) -> _References:
-        """Return our own outputs of plain decoding at the largest batch size, and Hugging Face's at batch 1.
+        """Return our own outputs of plain decoding at the largest batch size; of greedy, Hugging Face's at batch 1 too.
 
         Plain decoding runs first, so that services that cannot start fail before the long part.
         """
         case = _Case("continuous", max(self._plan.batch_sizes))
         plain = await self._outputs(precision, case, max_draft_count=0)
+        if self._plan.temperature:
+            return _References(precision, {PLAIN: plain})
         self._observer.started(f"{precision.dtype} {HUGGING_FACE} generate, batch 1", len(self._prompts))
         model = self._plan.pair.target_model
         as_served = precision.dtype, self._device, self._quantization
@@ -221,7 +235,7 @@ class Equivalence:
             file=self._folder / f"reference-{precision.dtype}.jsonl",
             advance=self._observer.advanced,
         )
-        references = _References(precision, hugging_face, {HUGGING_FACE: expected})
+        references = _References(precision, {HUGGING_FACE: expected}, hugging_face.logit_gap)
         await self._compare(references, "plain", case, plain)
         return replace(references, outputs={HUGGING_FACE: expected, PLAIN: plain})
 
@@ -245,7 +259,8 @@ class Equivalence:
             with_precision(self._plan.pair, precision, case.policy, self._quantization), batch_size=case.batch_size
         )
         as_asked = self._plan.max_new_tokens, max_draft_count, case.sources, predictions
-        async with running_system(options, *as_asked) as system:
+        sampling = SamplingParameters(self._plan.temperature)
+        async with running_system(options, *as_asked, sampling) as system:
             self._check_target(precision, case, (await system.models())[0])
             measured = await system.run([one.token_ids for one in self._prompts])
         self._observer.advanced()
@@ -262,10 +277,9 @@ class Equivalence:
             )
 
     async def _compare(self, references: _References, system: str, case: _Case, outputs: Outputs) -> None:
-        gap = references.hugging_face.logit_gap
         precision = references.precision.under(case.policy, self._quantization)
         for name, expected in references.outputs.items():
-            mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, gap)
+            mismatches = await self._worker.run(find_mismatches, self._prompts, outputs, expected, references.logit_gap)
             self._observer.agreed(
                 Agreement(
                     system,
