@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import product
 from pathlib import Path
 from threading import Lock, Thread
@@ -94,13 +94,14 @@ def loaded_on_ranks(
 
     def load(rank: int) -> LoadedModel:
         place = RankPlace(rank, grid)
+        with ExitStack() as until_met:
+            until_met.enter_context(reading)
 
-        def meet(on_gpu: bool) -> ChannelLinks:
-            reading.release()
-            return ChannelLinks(place, channels, gathering)
+            def meet(on_gpu: bool) -> ChannelLinks:
+                until_met.close()
+                return ChannelLinks(place, channels, gathering)
 
-        reading.acquire()
-        return load_share(str(model), dtype, "cpu", quantization, options, place, meet)
+            return load_share(str(model), dtype, "cpu", quantization, options, place, meet)
 
     def follow(rank: int) -> None:
         torch.set_num_threads(1)
