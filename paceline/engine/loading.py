@@ -1,6 +1,7 @@
 """Loading of a model, with a check that its passes through the engine agree with its own attention."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Literal
 
@@ -12,6 +13,7 @@ from paceline import __version__
 from paceline.engine.backend import find_backend
 from paceline.engine.memory import refusing_to_start
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
+from paceline.engine.model.forms import FORMS
 from paceline.engine.model.identity import Origin
 from paceline.engine.model.loader import (
     DTYPES,
@@ -24,6 +26,7 @@ from paceline.engine.model.loader import (
     resolve_device,
 )
 from paceline.engine.model.model import LoadedModel
+from paceline.engine.model.planned_shares import check_plan, check_planned_sizes
 from paceline.engine.model.quantized_layers import quantize_layers
 from paceline.engine.model.shares import check_divisible, check_norms
 from paceline.engine.model.weight_format import fastest_format, possible_formats
@@ -32,7 +35,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.links import Links
 from paceline.engine.self_check import check_model, own_logits
-from paceline.errors import StartupError
+from paceline.errors import ModelNotUsable, StartupError
 from paceline.types import Device, Dtype, ModelDescription, Quantization, RankGrid, RankPlace, TokenizerFiles
 
 Auto = Literal["auto"]
@@ -87,7 +90,9 @@ def load_share(
     the passes of all, so the others have to follow it by then. Raise ModelNotUsable or StartupError.
     """
     checkpoint, device_here = find_checkpoint(model), rank_device(device, place)
-    check_divisible(architecture_of(checkpoint), checkpoint.config, place.grid)
+    name = architecture_of(checkpoint)
+    is_plain = name in FORMS
+    (check_divisible if is_plain else check_plan)(name, checkpoint.config, place.grid)
     on_gpu, is_quantized = device_here.type == "cuda", quantization == "int8"
     if quantization == "w8a8":
         raise StartupError("--quantization w8a8 cannot be had of ranks; start with --quantization int8 or none")
@@ -95,7 +100,7 @@ def load_share(
         raise StartupError("--quantization int8 cannot be had of ranks on GPUs; start with --quantization none")
     with refusing_to_start(f"the share of model {model!r} does not fit the memory of {device_here}; take more ranks"):
         module, origin = read_module(checkpoint, dtype, "cpu")
-        check_norms(module, place.grid)
+        (check_norms if is_plain else check_planned_sizes)(module, place.grid)
         tokenizer = read_tokenizer(checkpoint)
         described_here = described(module, model, tokenizer, origin, "int8" if is_quantized else "none")
         if is_quantized:
@@ -106,8 +111,21 @@ def load_share(
         loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
         check_ranks(loaded, options)
         if not place.rank:
-            check_model(loaded, own)
+            with nullcontext() if is_plain else _blaming_plan(place.grid):
+                check_model(loaded, own)
         return loaded
+
+
+@contextmanager
+def _blaming_plan(grid: RankGrid) -> Iterator[None]:
+    """Add to a refusal what the model may be started with: what the check found may be the division's fault."""
+    try:
+        yield
+    except ModelNotUsable as error:
+        raise ModelNotUsable(
+            f"divided as transformers' plan says, {error.message}; start with --tensor-parallel 1 in place of "
+            f"{grid.share_count}"
+        ) from error
 
 
 def _facts(description: ModelDescription, grid: RankGrid) -> dict[str, str]:

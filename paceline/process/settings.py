@@ -133,13 +133,14 @@ class ModelServiceSettings(ServiceSettings):
     )
     tensor_parallel: Count = Field(
         default=1,
-        description="processes that divide heads and feed-forward of each layer, for plain decoders; each has a device "
-        "and its part of weights and cache. Started by torchrun, or on one machine by the service",
+        description="processes that divide heads and feed-forward of each layer, for plain decoders and for what "
+        "transformers has a tensor-parallel plan for; each has a device and its part of weights and cache. Started by "
+        "torchrun, or on one machine by the service",
     )
     pipeline_parallel: Count = Field(
         default=1,
-        description="ranges of layers, each of them held by as many processes as --tensor-parallel says; results are "
-        "those of one process, bit for bit",
+        description="ranges of layers, for plain decoders, each of them held by as many processes as --tensor-parallel "
+        "says; results are those of one process, bit for bit",
     )
     rank_timeout_s: Seconds = Field(
         default=60,

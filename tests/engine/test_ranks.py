@@ -168,20 +168,36 @@ def test_a_failed_pass_loses_the_group_for_good(pairs: dict[str, PairOfCheckpoin
             model.group.beat()
 
 
-DIVISIONS = [
-    ("Llama", RankGrid(3, 1), "--tensor-parallel 3 does not divide num_attention_heads 4, num_key_value_heads 2"),
-    ("Llama", RankGrid(4, 1), "--tensor-parallel 4 does not divide num_key_value_heads 2 .* take 1, 2$"),
-    ("Llama", RankGrid(1, 3), "--pipeline-parallel 3 does not divide num_hidden_layers 2 .* take 1, 2$"),
-    ("Olmo2", RankGrid(2, 1), "its norms go over all heads of a token"),
-    ("Phi", RankGrid(2, 1), "PhiForCausalLM cannot be divided among 2 ranks: only plain decoders"),
+DIVISIONS: list[tuple[str, dict[str, Any], RankGrid, str]] = [
+    ("Llama", {}, RankGrid(3, 1), "--tensor-parallel 3 does not divide num_attention_heads 4, num_key_value_heads 2"),
+    ("Llama", {}, RankGrid(4, 1), "--tensor-parallel 4 does not divide num_key_value_heads 2 .* take 1, 2$"),
+    ("Llama", {}, RankGrid(1, 3), "--pipeline-parallel 3 does not divide num_hidden_layers 2 .* take 1, 2$"),
+    ("Olmo2", {}, RankGrid(2, 1), "its norms go over all heads of a token"),
+    (
+        "Phi",
+        {},
+        RankGrid(4, 1),
+        "--tensor-parallel 4 does not divide num_key_value_heads 2 of PhiForCausalLM; take 1, 2",
+    ),
+    (
+        *("Phi", {"intermediate_size": 95}, RankGrid(2, 1)),
+        r"--tensor-parallel 2 does not divide layers.\*.mlp.fc1.weight 95, .* of PhiForCausalLM; take 1$",
+    ),
+    (
+        "Phi",
+        {},
+        RankGrid(1, 2),
+        "--pipeline-parallel 2 cannot be had of PhiForCausalLM: layers of plain decoders alone",
+    ),
+    ("HunYuanDenseV1", {}, RankGrid(2, 1), "HunYuanDenseV1ForCausalLM: .* no tensor-parallel plan that divides"),
 ]
 
 
-@pytest.mark.parametrize(("family", "grid", "words"), DIVISIONS)
+@pytest.mark.parametrize(("family", "changes", "grid", "words"), DIVISIONS)
 def test_what_cannot_be_divided_is_refused_with_what_can(
-    family: str, grid: RankGrid, words: str, tmp_path: Path
+    family: str, changes: dict[str, Any], grid: RankGrid, words: str, tmp_path: Path
 ) -> None:
-    model = write_model(tmp_path, family)
+    model = write_model(tmp_path, family, **changes)
 
     def meet(on_gpu: bool) -> Any:
         raise AssertionError("it meets no other rank")

@@ -4,7 +4,6 @@ Architectures known to be a plain decoder go the second way, with the same opera
 a backend's kernels. `self_check` compares the result with the model's own forward at load.
 """
 
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -15,8 +14,10 @@ from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.linear import least_packed_bytes, pack_layers
+from paceline.engine.model.module_decoder import ModuleDecoder
 from paceline.engine.model.native_decoder import NativeDecoder, can_record_decoder
 from paceline.engine.model.plain_decoder import PlainDecoder
+from paceline.engine.model.planned_shares import join_planned, take_planned_share
 from paceline.engine.model.ranked_decoder import RankedDecoder, join
 from paceline.engine.model.shares import take_share
 from paceline.engine.model.taps import Taps
@@ -81,6 +82,11 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
 
 def make_ranked_decoder(module: PreTrainedModel, backend: Backend, group: Group) -> RankedDecoder:
     """Make the decoder of this rank's share of a divisible module, which is used up. All ranks call it."""
+    is_plain = type(module).__name__ in FORMS
+    return RankedDecoder((_plain_share if is_plain else _planned_share)(module, backend, group), group)
+
+
+def _plain_share(module: PreTrainedModel, backend: Backend, group: Group) -> PlainDecoder | CompiledDecoder:
     packed_bytes, vocabulary_size = least_packed_bytes(module), module.config.vocab_size
     take_share(module, group.place)
     module.to(group.device)  # type: ignore[arg-type]
@@ -88,35 +94,13 @@ def make_ranked_decoder(module: PreTrainedModel, backend: Backend, group: Group)
     join(plain, group, vocabulary_size)
     # Results are those of one process only if all ranks compute in one way.
     can_compile = group.least(kernels is not None and can_compile_decoder(plain, kernels))
-    return RankedDecoder(CompiledDecoder(plain, kernels) if kernels and can_compile else plain, group)
+    return CompiledDecoder(plain, kernels) if kernels and can_compile else plain
 
 
-@dataclass(frozen=True)
-class ModuleDecoder:
-    """The model's own forward with the engine's attention."""
-
-    module: PreTrainedModel
-
-    def logits(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention
-    ) -> torch.Tensor:
-        output = self.module(
-            input_ids=token_ids,
-            position_ids=positions,
-            use_cache=False,
-            logits_to_keep=wanted,
-            packed_attention=attention,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits
-
-    @property
-    def kernels(self) -> str:
-        return type(self).__name__
-
-    @property
-    def shares_work(self) -> bool:
-        return False
-
-    def is_row_independent(self, layout: str) -> bool:
-        return False
+def _planned_share(module: PreTrainedModel, backend: Backend, group: Group) -> ModuleDecoder:
+    vocabulary_size = module.config.vocab_size
+    take_planned_share(module, group.place)
+    module.to(group.device)  # type: ignore[arg-type]
+    pack_layers(module)
+    join_planned(module, group, vocabulary_size)  # after packing, which replaces layers
+    return ModuleDecoder(module)

@@ -1,4 +1,4 @@
-"""A plain decoder over several ranks: each runs its heads of its layers, and the first one gets the logits.
+"""A decoder over several ranks: each runs its heads of its layers, and the first one gets the logits.
 
 Sums of ranks are added in one order whatever a pass holds, and stages pass on float32 as it is. So rows stay as
 independent of each other as they are in one process, and over stages alone results are the same to the last bit.
@@ -8,6 +8,7 @@ import torch
 
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.module_decoder import ModuleDecoder
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.shares import JoinedProduct, SummedProduct
 from paceline.engine.ranks.group import Group
@@ -27,7 +28,7 @@ def join(plain: PlainDecoder, group: Group, vocabulary_size: int) -> None:
 
 
 class RankedDecoder:
-    def __init__(self, own: PlainDecoder | CompiledDecoder, group: Group) -> None:
+    def __init__(self, own: PlainDecoder | CompiledDecoder | ModuleDecoder, group: Group) -> None:
         self._own = own
         self._group = group
 
@@ -74,6 +75,8 @@ class RankedDecoder:
     ) -> torch.Tensor | None:
         """Run this rank's layers; return logits [W, V] in the first stage, whole in its first rank."""
         own, group, place = self._own, self._group, self._group.place
+        if isinstance(own, ModuleDecoder):
+            return own.logits(token_ids, positions, wanted, attention)
         token_count, size = token_ids.shape[1], own.hidden_size
         hidden = group.expect_passed(token_count, size)() if place.stage else own.embedded(token_ids)
         hidden = own.through(hidden, positions, wanted if place.is_last_stage else None, attention)

@@ -4,7 +4,7 @@ A product whose outputs are divided (queries, keys, values, gate, up, the head) 
 inputs are (output, down) gives a part of a sum. Shoeybi et al., arXiv 1909.08053.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from paceline.engine.backend import Product
-from paceline.engine.model.forms import FORMS
 from paceline.engine.model.plain_layer import products_of
 from paceline.engine.quantization import QuantizedWeight
 from paceline.engine.ranks.group import Group
@@ -22,22 +21,20 @@ from paceline.types import RankGrid, RankPlace
 
 
 def check_divisible(name: str, config: Any, grid: RankGrid) -> None:
-    """Raise StartupError unless a module of this class and configuration can be divided so."""
-    shares, stages = grid.share_count, grid.stage_count
-    if name not in FORMS:
-        raise StartupError(
-            f"{name} cannot be divided among {grid.rank_count} ranks: only plain decoders are ({', '.join(FORMS)}); "
-            "start with --tensor-parallel 1 --pipeline-parallel 1"
-        )
+    """Raise StartupError unless a plain decoder of this class and configuration can be divided so."""
     heads = {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
-    divided = (heads | {"intermediate_size": config.intermediate_size}, shares, "--tensor-parallel")
-    layers = ({"num_hidden_layers": config.num_hidden_layers}, stages, "--pipeline-parallel")
-    for sizes, count, flag in (divided, layers):
-        if wrong := [f"{field} {size}" for field, size in sizes.items() if size % count]:
-            fitting = [one for one in range(1, min(sizes.values()) + 1) if not any(v % one for v in sizes.values())]
-            raise StartupError(
-                f"{flag} {count} does not divide {', '.join(wrong)} of {name}; take {', '.join(map(str, fitting))}"
-            )
+    divided = heads | {"intermediate_size": config.intermediate_size}
+    check_even(divided, grid.share_count, "--tensor-parallel", name)
+    check_even({"num_hidden_layers": config.num_hidden_layers}, grid.stage_count, "--pipeline-parallel", name)
+
+
+def check_even(sizes: Mapping[str, int], count: int, flag: str, name: str) -> None:
+    """Raise StartupError unless `count`, the value of a flag, divides all sizes of a module of this class."""
+    if wrong := [f"{field} {size}" for field, size in sizes.items() if size % count]:
+        fitting = [one for one in range(1, min(sizes.values()) + 1) if not any(v % one for v in sizes.values())]
+        raise StartupError(
+            f"{flag} {count} does not divide {', '.join(wrong)} of {name}; take {', '.join(map(str, fitting))}"
+        )
 
 
 def check_norms(module: PreTrainedModel, grid: RankGrid) -> None:
@@ -63,10 +60,10 @@ def take_share(module: PreTrainedModel, place: RankPlace) -> None:
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if place.stage:
         # Tokens enter and logits leave at the first stage. One row keeps dtype and size.
-        embedding.weight = _parameter(embedding.weight[:1].clone())
-        _keep_rows(head, torch.arange(1))
+        embedding.weight = parameter(embedding.weight[:1].clone())
+        keep_rows(head, torch.arange(1))
     else:
-        _keep_rows(head, torch.arange(config.vocab_size)[_slice(place.part(config.vocab_size))])
+        keep_rows(head, torch.arange(config.vocab_size)[_slice(place.part(config.vocab_size))])
     config.head_dim = model.model.layers[0].self_attn.head_dim
     config.num_hidden_layers = len(own)
     config.num_attention_heads //= place.grid.share_count
@@ -90,16 +87,16 @@ def _keep_parts(layers: Sequence[Any], sizes: Sequence[int], place: RankPlace) -
     parts = [torch.arange(size)[_slice(place.part(size))] for size in sizes]
     if len(layers) > 1:
         for layer, part in zip(layers, parts, strict=True):
-            _keep_rows(layer, part)
+            keep_rows(layer, part)
         return
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
-    _keep_rows(layers[0], torch.cat([start + part for start, part in zip(starts, parts, strict=True)]))
+    keep_rows(layers[0], torch.cat([start + part for start, part in zip(starts, parts, strict=True)]))
 
 
-def _keep_rows(layer: Any, rows: torch.Tensor) -> None:
-    layer.weight = _parameter(layer.weight[rows])
+def keep_rows(layer: Any, rows: torch.Tensor) -> None:
+    layer.weight = parameter(layer.weight[rows])
     if layer.bias is not None:
-        layer.bias = _parameter(layer.bias[rows])
+        layer.bias = parameter(layer.bias[rows])
 
 
 def _keep_columns(layer: Any, columns: slice) -> None:
@@ -107,16 +104,21 @@ def _keep_columns(layer: Any, columns: slice) -> None:
     if isinstance(weight, QuantizedWeight):
         layer.weight = replace(weight, numbers=weight.numbers[:, columns].contiguous())
     else:
-        layer.weight = _parameter(weight[:, columns].contiguous())
+        layer.weight = parameter(weight[:, columns].contiguous())
 
 
-def _parameter(values: Any) -> Any:
+def parameter(values: Any) -> Any:
     """Return values as a module holds them."""
     return torch.nn.Parameter(values, requires_grad=False) if isinstance(values, torch.Tensor) else values
 
 
 def _slice(part: range) -> slice:
     return slice(part.start, part.stop)
+
+
+def widths_of(grid: RankGrid, size: int) -> list[int]:
+    """Return how many of so many rows or columns each share has."""
+    return [len(RankPlace(share, grid).part(size)) for share in range(grid.share_count)]
 
 
 class SummedProduct:
@@ -141,9 +143,7 @@ class JoinedProduct:
         """`size` is the number of all outputs."""
         self._product = product
         self._group = group
-        place = group.place
-        shares = (RankPlace(one, place.grid) for one in range(place.grid.share_count))
-        self._widths = [len(one.part(size)) for one in shares]
+        self._widths = widths_of(group.place.grid, size)
 
     @property
     def way(self) -> str:
