@@ -45,11 +45,14 @@ def resolved_numerics(model: LoadedModel, options: EngineOptions) -> Literal["fa
 
 
 def check_ranks(model: LoadedModel, options: EngineOptions) -> None:
-    """Raise StartupError in a rank with other numerics than the first or, where they are strict, with other kernels.
+    """Raise StartupError in a rank with other numerics than the first or, where bits count, with other kernels.
 
-    A replica's identity names the kernels of its first rank alone. All ranks call it, once they have loaded.
+    They count where numerics are strict, for a replica's identity names the kernels of its first rank alone. They do
+    where ranks choose experts too: each chooses by itself, and the parts of a sum must be of the same expert. All ranks
+    call it, once they have loaded.
     """
     if model.group:
         numerics = resolved_numerics(model, options)
-        kernels = kernels_of(model, options.layout, fixed_shapes=False) if numerics == "strict" else ""
+        bits_count = numerics == "strict" or model.mixes_experts
+        kernels = kernels_of(model, options.layout, fixed_shapes=False) if bits_count else ""
         model.group.check_alike({"numerics": numerics, "processor and kernels": kernels})

@@ -223,12 +223,19 @@ def test_ranks_round_no_rows(pairs: dict[str, PairOfCheckpoints]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first_numerics", "second_numerics", "words"),
-    [("strict", "strict", "processor and kernels"), ("strict", "fast", "numerics"), ("fast", "fast", "")],
+    ("first_numerics", "second_numerics", "mixes_experts", "words"),
+    [
+        ("strict", "strict", False, "processor and kernels"),
+        ("strict", "fast", False, "numerics"),
+        ("fast", "fast", False, ""),
+        # Each rank chooses experts by itself, so a near tie would add parts of two.
+        ("fast", "fast", True, "processor and kernels"),
+    ],
 )
-def test_ranks_of_other_numerics_and_strict_ones_on_machines_of_two_kinds_are_refused(
+def test_ranks_of_other_numerics_and_strict_or_mixing_ones_on_machines_of_two_kinds_are_refused(
     first_numerics: Any,
     second_numerics: Any,
+    mixes_experts: bool,
     words: str,
     pairs: dict[str, PairOfCheckpoints],
     monkeypatch: pytest.MonkeyPatch,
@@ -237,7 +244,7 @@ def test_ranks_of_other_numerics_and_strict_ones_on_machines_of_two_kinds_are_re
     channels = {pair: Channel() for pair in product(range(2), range(2))}
     places = [RankPlace(rank, STAGES) for rank in range(2)]
     groups = [Group(place, ChannelLinks(place, channels, {}), torch.device("cpu")) for place in places]
-    loaded = load_model(str(pairs["Llama"].target), "float32", "cpu")
+    loaded = replace(load_model(str(pairs["Llama"].target), "float32", "cpu"), mixes_experts=mixes_experts)
     first, second = (replace(loaded, group=group) for group in groups)
     kinds = {groups[0]: "AMX", groups[1]: "AVX2"}
     monkeypatch.setattr(numerics, "kernels_of", lambda model, *_, **__: kinds[model.group])

@@ -95,7 +95,8 @@ class Group:
         if different := [name for name, is_same in zip(facts, (own == firsts).tolist(), strict=True) if not is_same]:
             raise StartupError(
                 f"rank {self.place.rank} differs from rank 0 in its {', '.join(different)}; start all ranks of a model "
-                "with the same settings, files and versions, and strict ones on machines of one kind"
+                "with the same settings, files and versions, and on machines of one kind where numerics are strict or "
+                "experts are mixed"
             )
 
     def summed(self, part: torch.Tensor) -> torch.Tensor:
