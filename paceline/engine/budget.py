@@ -26,7 +26,8 @@ class Budget:
 def budget_of(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | None = None) -> Budget:
     """Return the budget of a loaded model. Raise StartupError when `memory` does not hold it."""
     if options.memory is None:
-        kv_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device)
+        sharing_count = model.group.sharing_count if model.group else 1
+        kv_bytes = kv_memory_bytes(options.kv_memory, model.kv_shape.device, sharing_count)
         logit_count = max(1, MOST_LOGITS // model.description.vocabulary_size)
         return Budget(f"--kv-memory {options.kv_memory}", kv_bytes, logit_count)
     if model.dimensions is None:

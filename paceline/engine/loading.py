@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from paceline import __version__
 from paceline.engine.backend import find_backend
+from paceline.engine.compute import memory_of
 from paceline.engine.memory import refusing_to_start
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.engine.model.forms import FORMS
@@ -110,6 +111,8 @@ def load_share(
         group.check_alike(_facts(described_here, place.grid))
         loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
         check_ranks(loaded, options)
+        # All have loaded by then, so that what is free is what the weights of all leave.
+        group.share_memory(memory_of(device_here))
         if not place.rank:
             with nullcontext() if is_plain else _blaming_plan(place.grid):
                 check_model(loaded, own)

@@ -42,11 +42,14 @@ NO_MEMORY_WORDS = (
 """Parts of a RuntimeError's message that mean that memory ran out."""
 
 
-def kv_memory_bytes(setting: str, device: torch.device) -> int:
-    """Turn the `--kv-memory` setting into bytes; a share is taken of what is free on the device now."""
+def kv_memory_bytes(setting: str, device: torch.device, sharing_count: int = 1) -> int:
+    """Turn the `--kv-memory` setting into bytes; a share is taken of what is free on the device now.
+
+    `sharing_count` processes, this one included, divide that share among themselves.
+    """
     budget = parse_kv_memory(setting)
     if budget.free_share is not None:
-        return int(budget.free_share * free_bytes(device))
+        return int(budget.free_share * free_bytes(device)) // sharing_count
     assert budget.size_bytes is not None
     return budget.size_bytes
 

@@ -156,8 +156,9 @@ class ModelServiceSettings(ServiceSettings):
     )
     kv_memory: Annotated[str, AfterValidator(_kv_memory)] = Field(
         default="2GiB",
-        description="memory for the cache of keys and values: bytes such as 512MiB, or a share of what is free "
-        "once the model is loaded, such as 60%; while a target's is full, generations wait; while a draft's is, they "
+        description="memory for the cache of keys and values, in each process of a model over several: bytes such as "
+        "512MiB, or a share of what is free once the model is loaded, such as 60%, which those on one host or GPU "
+        "divide; while a target's is full, generations wait; while a draft's is, they "
         "get no drafts",
     )
     layout: Layout = Field(

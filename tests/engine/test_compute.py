@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.engine.compute import BOOT_ID, compute_of
+from paceline.engine.compute import BOOT_ID, compute_of, memory_of
 from paceline.types import ComputeDescription
 
 CPU = torch.device("cpu")
@@ -21,6 +21,19 @@ def test_services_on_the_same_cores_of_a_host_are_known_by_a_digest_that_does_no
     assert described.digest != compute_of(CPU, boot_id=other).digest
     assert len(described.digest) == 64
     assert (described.core_count, described.thread_count) == (len(os.sched_getaffinity(0)), torch.get_num_threads())
+
+
+def test_processes_of_a_host_share_its_memory_and_those_of_two_hosts_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot, missing = tmp_path / "boot", tmp_path / "missing"
+    boot.write_text("one boot\n")
+    here = memory_of(CPU, boot), memory_of(CPU, missing)
+    monkeypatch.setattr("platform.node", lambda: "elsewhere")
+    assert here[0] == memory_of(CPU, boot)
+    assert here[1] != memory_of(CPU, missing)
+    boot.write_text("another boot\n")
+    assert here[0] != memory_of(CPU, boot)
 
 
 def test_a_system_that_tells_nothing_is_not_known_to_have_room(tmp_path: Path) -> None:

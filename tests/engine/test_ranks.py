@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.engine import numerics
+from paceline.engine import loading, numerics
 from paceline.engine.calls import Call
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model, load_share
@@ -156,6 +156,25 @@ def test_the_pool_has_the_pages_that_every_rank_has_room_for(pairs: dict[str, Pa
     with loaded_on_ranks(pairs["Llama"].target, SHARES, EngineOptions(kv_memory="64KiB")) as model:
         cache = Runner(model, EngineOptions(kv_memory="1MiB")).describe().cache
     assert (cache.token_bytes, cache.max_length) == (256, 256)
+
+
+@pytest.mark.parametrize(
+    ("memories", "sharing_count"), [(None, 4), (["one host", "another"], 2), (["a", "b", "c", "d"], 1)]
+)
+def test_ranks_divide_what_is_free_among_those_of_one_memory_alone(
+    memories: list[str] | None,
+    sharing_count: int,
+    pairs: dict[str, PairOfCheckpoints],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank of a host took 60 % of what was free on all of it: four of them 240 %."""
+    options = EngineOptions(kv_memory="50%")
+    monkeypatch.setattr("paceline.engine.memory.free_bytes", lambda device: 1 << 20)
+    if memories:
+        names = cycle(memories)
+        monkeypatch.setattr(loading, "memory_of", lambda device: next(names))
+    with loaded_on_ranks(pairs["Llama"].target, BOTH, options) as model:
+        assert Runner(model, options).cache.describe().capacity_bytes == (1 << 19) // sharing_count
 
 
 def test_a_failed_pass_loses_the_group_for_good(pairs: dict[str, PairOfCheckpoints]) -> None:

@@ -29,6 +29,8 @@ class Group:
         self._is_lost = False
         self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered while the first rank waits for other stages, which may begin another pass meanwhile."""
+        self.sharing_count = 1
+        """Ranks whose tensors take the same memory as this one's, itself included; see `share_memory`."""
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -75,14 +77,23 @@ class Group:
 
     def least(self, number: int) -> int:
         """Return the least number that any rank gives. All ranks call it."""
-        own = torch.tensor([number], dtype=torch.int64)
+        return min(self._numbers(number))
+
+    def share_memory(self, memory: str) -> None:
+        """Count the ranks that name the same memory as this one. All ranks call it."""
+        own = _number(memory)
+        self.sharing_count = self._numbers(own).count(own)
+
+    def _numbers(self, own: int) -> list[int]:
+        """Return the numbers that all ranks give, the first one's first."""
         if self.place.rank:
-            self._links.send(own, 0)
-            return int(self._links.expect((1,), torch.int64, HOST, 0)())
-        least = torch.stack([own, *(self._links.expect((1,), torch.int64, HOST, one)() for one in self._others)]).min()
+            self._links.send(torch.tensor([own], dtype=torch.int64), 0)
+            numbers: list[int] = self._links.expect((self.place.grid.rank_count,), torch.int64, HOST, 0)().tolist()
+            return numbers
+        given = torch.tensor([own, *(int(self._links.expect((1,), torch.int64, HOST, one)()) for one in self._others)])
         for rank in self._others:
-            self._links.send(least[None], rank)
-        return int(least)
+            self._links.send(given, rank)
+        return [int(one) for one in given]
 
     def check_alike(self, facts: Mapping[str, str]) -> None:
         """Raise StartupError, in the rank that differs, unless all ranks say the same. All ranks call it."""
