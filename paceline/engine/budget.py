@@ -39,7 +39,7 @@ def budget_of(model: LoadedModel, options: EngineOptions, heads: LoadedHeads | N
     tapped_count = heads.tapped_count if heads else 0
     call = CallSize.of_rows(options.max_rows, options.prefill_chunk_tokens, tapped_count)
     taken = taken_bytes(model.kv_shape.device)
-    shares = shares_of(options.memory, taken, model.dimensions, form_of(model), call)
+    shares = shares_of(options.memory, taken, model.dimensions, form_of(model), call, options.lanes)
     check_shares(options.memory, shares, options.page_tokens * cached_shape(model, heads).token_bytes)
     return Budget(f"--memory {options.memory}", shares.kv_bytes, shares.logit_count)
 

@@ -61,7 +61,7 @@ class MemoryShares:
     held_bytes: int
     """What the process takes: itself, and the model's weights."""
     work_bytes: int
-    """What its largest call may take meanwhile."""
+    """What its largest calls may take meanwhile, in all lanes."""
     kv_bytes: int
     """What is left for the cache; negative if the budget does not hold the rest."""
     logit_count: int
@@ -69,12 +69,12 @@ class MemoryShares:
 
 
 def shares_of(
-    setting: str, held_bytes: int, dimensions: ModelDimensions, form: WeightForm, call: CallSize
+    setting: str, held_bytes: int, dimensions: ModelDimensions, form: WeightForm, call: CallSize, lanes: int = 1
 ) -> MemoryShares:
-    """Divide the `--memory` setting of a process that has taken `held_bytes`."""
+    """Divide the `--memory` setting of a process that has taken `held_bytes` and runs `lanes` calls at a time."""
     left = parse_memory(setting) - held_bytes
-    count = held_logit_count(dimensions, form, call, left_bytes=left)
-    work = serving_work_bytes(dimensions, form, replace(call, logit_count=count))
+    count = held_logit_count(dimensions, form, call, left_bytes=left // lanes)
+    work = lanes * serving_work_bytes(dimensions, form, replace(call, logit_count=count))
     return MemoryShares(held_bytes, work, left - work, count)
 
 
@@ -84,7 +84,7 @@ def check_shares(setting: str, shares: MemoryShares, least_kv_bytes: int) -> Non
         needed = shares.held_bytes + shares.work_bytes + least_kv_bytes
         raise StartupError(
             f"--memory {setting} does not hold this model: {rounded_mib(shares.held_bytes)} MiB are taken once it is "
-            f"loaded, a call takes up to {rounded_mib(shares.work_bytes)} MiB, and a token of the cache is to fit; "
+            f"loaded, calls take up to {rounded_mib(shares.work_bytes)} MiB, and a token of the cache is to fit; "
             f"give at least {rounded_mib(needed)}MiB, a lower --prefill-chunk-tokens, or --quantization int8"
         )
 

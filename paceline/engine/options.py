@@ -28,3 +28,5 @@ class EngineOptions:
     `kv_memory` says."""
     max_rows: int = MAX_ROWS
     """Most rows of a call."""
+    lanes: int = 1
+    """How many calls may be in this process at a time, which follow each other through a model's stages."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import grpc
@@ -63,17 +63,19 @@ async def serve_model(
     role = name.removesuffix("_service")
     if settings.memory is not None:
         keep_free_lists_short()
+    lanes = ranks.place.grid.stage_count if overlaps and not ranks.place.rank else 1
+    engine = replace(engine_options(settings), lanes=lanes)
     if ranks.place.rank:
-        return await follow(settings, engine_options(settings), ranks)
+        return await follow(settings, engine, ranks)
     with instruments(role, settings) as watched:
         metrics = ModelMetrics(watched.registry, role)
         watched.registry.register(CertificateCollector(role, options.certificates))
         exchanges = Exchanges(traced_requests(watched.tracer))
-        worker = _worker(settings, ranks, metrics, lanes=ranks.place.grid.stage_count if overlaps else 1)
+        worker = _worker(settings, ranks, metrics, lanes)
         try:
             with loading_together(ranks):
-                load = share_loader(settings, engine_options(settings), ranks, load)
-                runner = await _loaded_runner(settings, load, find_heads, worker, metrics)
+                load = share_loader(settings, engine, ranks, load)
+                runner = await _loaded_runner(settings, engine, load, find_heads, worker, metrics)
             watched.registry.register(ModelCollector(role, runner.describe))
 
             def add(server: grpc.aio.Server) -> None:
@@ -158,6 +160,7 @@ def _worker(settings: ModelServiceSettings, ranks: Ranks, metrics: ModelMetrics,
 
 async def _loaded_runner(
     settings: ModelServiceSettings,
+    options: EngineOptions,
     load: Callable[..., LoadedModel],
     find_heads: Callable[[LoadedModel], LoadedHeads | None],
     worker: ModelWorker,
@@ -168,7 +171,7 @@ async def _loaded_runner(
     if model.group:
         model.group.while_waiting = worker.turns.let_go
     heads = await worker.run(find_heads, model)
-    runner = await worker.run(Runner, model, engine_options(settings), on_pass=metrics.pass_ended, heads=heads)
+    runner = await worker.run(Runner, model, options, on_pass=metrics.pass_ended, heads=heads)
     await worker.run(runner.record)
     described = runner.describe()
     log.info(

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks.chats import fitting
+from paceline.engine import budget
 from paceline.engine.backend import Backend
 from paceline.engine.loading import load_model
 from paceline.engine.memory import shares_of, taken_bytes
@@ -29,8 +30,10 @@ from paceline.errors import PacelineError, StartupError
 from paceline.kv_memory import parse_memory
 from paceline.model_service import serving
 from paceline.planning.memory import MIB, PROCESS_BYTES, STARTED_BYTES, CallSize, choice_places
-from paceline.types import GREEDY, ChoiceRule, Dtype, SamplingParameters, Verdict, VerifyRow
+from paceline.process.ranks import Ranks
+from paceline.types import GREEDY, ChoiceRule, Dtype, RankGrid, RankPlace, SamplingParameters, Verdict, VerifyRow
 from paceline.wire import ServerOptions
+from target_service.config import TargetSettings
 from target_service.verifier import Verifier
 from tests.conftest import PairOfCheckpoints
 from tests.planning.pairs import BUILTIN
@@ -172,6 +175,41 @@ async def test_ranks_that_follow_keep_free_lists_short_too(monkeypatch: pytest.M
     second: Any = SimpleNamespace(place=SimpleNamespace(rank=1))
     await serving.serve_model("target_service", settings, ServerOptions(), second, "", lambda *_: None)
     assert done == ["short", "follow"]
+
+
+def test_a_memory_for_all_holds_the_work_of_all_calls_that_follow_each_other_through_stages(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache got what one call leaves, and a target over three stages took two calls' work more than its memory."""
+    built_kernels()
+    monkeypatch.setattr(budget, "taken_bytes", lambda device: 0)
+    model, options = load_model(str(pairs["Llama"].target)), replace(OPTIONS, memory="200MiB")
+    one, three = (budget.budget_of(model, replace(options, lanes=lanes)) for lanes in (1, 3))
+    assert one.logit_count == three.logit_count
+    work_bytes = 200 * MIB - one.kv_bytes
+    assert work_bytes > 0
+    assert 200 * MIB - three.kv_bytes == 3 * work_bytes
+
+
+@pytest.mark.parametrize(("overlaps", "lanes"), [(True, 3), (False, 1)])
+async def test_a_first_rank_counts_a_call_for_each_stage_that_calls_follow_each_other_through(
+    overlaps: bool, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[EngineOptions] = []
+
+    def runner(model: Any, options: EngineOptions, **_: Any) -> Any:
+        asked.append(options)
+        raise StartupError("enough is known")
+
+    model = SimpleNamespace(group=None, description=SimpleNamespace(device="cpu"))
+    monkeypatch.setattr(serving, "share_loader", lambda *_: lambda *_: model)
+    monkeypatch.setattr(serving, "Runner", runner)
+    first = Ranks(RankPlace(grid=RankGrid(1, 3)), are_here=False)
+    with pytest.raises(StartupError, match="enough"):
+        await serving.serve_model(
+            "target_service", TargetSettings(), ServerOptions(), first, "", lambda *_: None, overlaps=overlaps
+        )
+    assert [one.lanes for one in asked] == [lanes]
 
 
 def test_a_memory_that_is_too_little_is_refused_with_what_would_do(pairs: dict[str, PairOfCheckpoints]) -> None:
