@@ -66,11 +66,11 @@ class ClusterOptions:
     trace_dir: str | None = None
     """Folder for the services' spans, `coordinator.jsonl` and so on; None for no spans."""
     target_threads: int | None = None
-    """None for every core, except in calls with draft tokens to verify."""
+    """Of each of its processes; None for every core, except in calls with draft tokens to verify."""
     threads_beside_draft: int | None = None
     """Threads of the target in calls with draft tokens to verify."""
     draft_threads: int | None = None
-    """None for the number that `divided_threads` gives."""
+    """Of each of its processes; None for those that `divided_threads` gives it."""
 
 
 OTHERWISE = ClusterOptions(log_level="warning")
@@ -128,10 +128,12 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
         replace(one, coordinator_processes=coordinator.settings.processes) for one in (options, otherwise)
     )
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count) if has_draft else (None, CORES)
-    draft = _plan("draft", options, replace(otherwise, draft_threads=draft_threads)) if has_draft else None
+    if draft_threads:
+        each = _of_each_rank(draft_threads, "draft", options, otherwise)
+        otherwise = replace(otherwise, draft_threads=each)
+    draft = _plan("draft", options, otherwise) if has_draft else None
     if options.target_threads is None and not is_set("target", "threads"):
-        ranks = _plan("target", options, otherwise).settings.grid.rank_count  # which divide the cores
-        each, each_beside_draft = max(1, CORES // ranks), max(1, beside_draft // ranks)
+        each, each_beside_draft = (_of_each_rank(one, "target", options, otherwise) for one in (CORES, beside_draft))
         otherwise = replace(otherwise, target_threads=each, threads_beside_draft=each_beside_draft)
     has_gateway = options.gateway_port is not None
     gateway = _plan("gateway", options, otherwise, "--coordinator", nowhere) if has_gateway else None
@@ -148,6 +150,12 @@ def divided_threads(lane_count: int) -> tuple[int, int]:
         return max(1, CORES // 2), CORES
     draft_threads = max(1, CORES // 4)
     return draft_threads, max(1, CORES - draft_threads)
+
+
+def _of_each_rank(threads: int, role: str, options: ClusterOptions, otherwise: ClusterOptions) -> int:
+    """Return the threads of each of a model's processes, which divide those that the model is to have."""
+    rank_count: int = _plan(role, options, otherwise).settings.grid.rank_count
+    return max(1, threads // rank_count)
 
 
 def settings_here(role: str) -> Any:

@@ -71,7 +71,7 @@ class Ranks:
         await self._ended.wait()
 
     def threads(self, asked: int | None) -> int | None:
-        """Return the threads of this rank's operations: ranks of one machine divide its cores."""
+        """Return the threads of this rank's operations; unless asked for, ranks of one machine divide its cores."""
         return asked or (max(1, (os.cpu_count() or 1) // self.place.grid.rank_count) if self.are_here else None)
 
     def remove_meeting(self) -> None:

@@ -128,8 +128,8 @@ class ModelServiceSettings(ServiceSettings):
     )
     threads: Count | None = Field(
         default=None,
-        description="CPU threads for the model's work; unset: as many as torch finds cores, which in a container may "
-        "be more than it was given",
+        description="CPU threads for the model's work, in each process of a model over several; unset: as many "
+        "as torch finds cores, which in a container may be more than it was given",
     )
     tensor_parallel: Count = Field(
         default=1,

@@ -90,3 +90,18 @@ def test_a_cluster_divides_the_cores_among_the_targets_processes(monkeypatch: py
     assert plan.draft and plan.draft.settings.grid == RankGrid()
     told = plan.target.settings
     assert (told.grid, told.threads, told.threads_beside_draft) == (FOUR, 2, 1)
+
+
+@pytest.mark.parametrize(("lanes", "ranks", "threads"), [(1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 4, 1)])
+def test_a_cluster_divides_the_drafts_threads_among_the_drafts_processes(
+    lanes: int, ranks: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had as many as were meant for all of them, and the target lacked these cores."""
+    monkeypatch.setattr("paceline.process.cluster_plan.CORES", 8)
+    monkeypatch.setenv("PACELINE_DRAFT_TENSOR_PARALLEL", str(ranks))
+    plan = plan_cluster(ClusterOptions(lanes=lanes))
+    assert plan.draft and plan.draft.settings.threads == threads
+    assert plan.target.settings.threads_beside_draft == (8 if lanes == 1 else 6)
+    monkeypatch.setenv("PACELINE_DRAFT_THREADS", "3")
+    plan = plan_cluster(ClusterOptions(lanes=lanes))
+    assert plan.draft and plan.draft.settings.threads == 3
