@@ -1,7 +1,7 @@
 """The processes that hold one model together: who started this one, and the others where nobody did.
 
-On one machine the first rank starts the others itself, and all of them talk on loopback. Elsewhere torchrun, or what
-sets its variables, starts all. It knows nothing of models.
+On one machine the first rank starts the others itself. Elsewhere torchrun, or what sets its variables, starts all.
+Ranks that are known to be on one machine talk on loopback. It knows nothing of models.
 """
 
 import asyncio
@@ -40,6 +40,11 @@ def place_here(grid: RankGrid) -> RankPlace | None:
             f"processes, and this is number {rank} of {count} (RANK, WORLD_SIZE); start as many as they take"
         )
     return RankPlace(rank, grid, device, os.environ.get(MEETING, "env://"))
+
+
+def _says_all_are_here(grid: RankGrid) -> bool:
+    """Return whether whoever started this rank tells that all of them are on this machine."""
+    return MEETING in os.environ or _number("LOCAL_WORLD_SIZE", "0") == grid.rank_count
 
 
 def _number(name: str, otherwise: str) -> int:
@@ -121,11 +126,12 @@ async def joined_ranks(module: str, grid: RankGrid) -> AsyncIterator[Ranks]:
     `module` is what `python -m` starts, with this process's flags.
     """
     given = place_here(grid)
+    # Before torch opens a socket: ranks have no TLS.
+    if grid.rank_count > 1 and (given is None or _says_all_are_here(grid)):
+        os.environ |= _LOOPBACK
     if given or grid.rank_count == 1:
         yield Ranks(given or RankPlace(), are_here=MEETING in os.environ)
         return
-    # Before torch opens a socket: ranks have no TLS.
-    os.environ |= _LOOPBACK
     with TemporaryDirectory(prefix="paceline-ranks-") as folder:
         ranks = Ranks(replace(RankPlace(grid=grid), meeting=f"file://{folder}/meeting"), are_here=True)
         timeout_s = 0.0

@@ -1,6 +1,8 @@
 """Places that processes are given, and what settings of a model over several processes are refused."""
 
+import os
 import re
+import sys
 
 import pytest
 
@@ -16,7 +18,7 @@ FOUR = RankGrid(2, 2)
 
 
 def given(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", MEETING):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", MEETING):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -60,6 +62,20 @@ async def test_a_service_of_one_process_starts_no_other(monkeypatch: pytest.Monk
     async with joined_ranks("target_service", RankGrid()) as ranks:
         assert (ranks.place.rank, ranks.threads(None), ranks.threads(3)) == (0, None, 3)
         assert not ranks.is_broken
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch chooses the address")
+@pytest.mark.parametrize(("local_count", "is_on_loopback"), [("4", True), ("2", False), (None, False)])
+async def test_ranks_that_torchrun_started_on_one_machine_talk_on_loopback_and_those_of_several_do_not(
+    local_count: str | None, is_on_loopback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They listened on the address of the machine's name, in the clear."""
+    given(monkeypatch, RANK="1", WORLD_SIZE="4", **({"LOCAL_WORLD_SIZE": local_count} if local_count else {}))
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    for name in names:
+        monkeypatch.setenv(name, "eth0")
+    async with joined_ranks("target_service", FOUR):
+        assert [os.environ[name] for name in names] == ["lo" if is_on_loopback else "eth0"] * 2
 
 
 def test_a_process_after_the_first_listens_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
