@@ -110,6 +110,7 @@ def load_share(
         group = Group(place, meet(on_gpu), device_here)
         group.check_alike(_facts(described_here, place.grid))
         loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
+        group.meet()
         check_ranks(loaded, options)
         # All have loaded by then, so that what is free is what the weights of all leave.
         group.share_memory(memory_of(device_here))

@@ -1,11 +1,14 @@
 """A model over ranks, here threads: outputs are Hugging Face's, over stages alone to the last bit one process's."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import cycle, product
 from pathlib import Path
+from threading import Barrier, get_ident
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from paceline.engine import loading, numerics
 from paceline.engine.calls import Call
 from paceline.engine.interfaces import Span
 from paceline.engine.loading import load_model, load_share
+from paceline.engine.model import decoder
 from paceline.engine.model.checkpoint import find_checkpoint
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.shares import check_divisible
@@ -23,6 +27,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.plan import BatchPlan
 from paceline.engine.ranks.group import Group
+from paceline.engine.ranks.links import Awaited
 from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, from_numbers, to_numbers
 from paceline.engine.runner import Runner
 from paceline.errors import StartupError
@@ -32,12 +37,13 @@ from paceline.types import RankGrid, RankPlace, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, write_model
 from tests.conftest import PairOfCheckpoints
-from tests.fakes.threaded_ranks import Channel, ChannelLinks, loaded_on_ranks
+from tests.fakes.threaded_ranks import Channel, ChannelLinks, Channels, loaded_on_ranks
 
 SHARES, STAGES, BOTH = RankGrid(2, 1), RankGrid(1, 2), RankGrid(2, 2)
 OPTIONS = EngineOptions(kv_memory="1MiB")
 PROMPTS = [tuple(range(20 + n, 20 + n + length)) for n, length in enumerate((1, 2, 17, 40, 90))]
 LIMIT = 12
+TIMEOUT_S = 60
 
 
 def spoken(runner: Runner, prompts: Sequence[tuple[int, ...]], expected: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -185,6 +191,72 @@ def test_a_failed_pass_loses_the_group_for_good(pairs: dict[str, PairOfCheckpoin
             raise ValueError("no")
         with pytest.raises(RuntimeError, match="gone"):
             model.group.beat()
+
+
+class Clocks:
+    """A clock for each thread, which goes on by what its rank does, and to when what it waits for was sent."""
+
+    def __init__(self, rank_count: int) -> None:
+        self.times_s = defaultdict[int, float](float)
+        self._all = Barrier(rank_count)
+
+    def work(self, seconds: float) -> None:
+        self.times_s[get_ident()] += seconds
+
+    def wait_for(self, sent_s: float) -> None:
+        now_s = self.times_s[get_ident()]
+        if sent_s > now_s + TIMEOUT_S:
+            raise RuntimeError(f"nothing came for {TIMEOUT_S} s")
+        self.times_s[get_ident()] = max(now_s, sent_s)
+
+    def meet(self) -> None:
+        self._all.wait(TIMEOUT_S)
+        latest_s = max(self.times_s.values(), default=0)
+        self._all.wait(TIMEOUT_S)
+        self.times_s[get_ident()] = latest_s
+
+
+class TimedLinks(ChannelLinks):
+    """Links that fail a rank which waits for more than `TIMEOUT_S`, unless ranks meet."""
+
+    def __init__(self, clocks: Clocks, place: RankPlace, channels: Channels, gathering: Channels) -> None:
+        super().__init__(place, channels, gathering)
+        self._clocks = clocks
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        super().send(torch.tensor(self._clocks.times_s[get_ident()]), rank)
+        super().send(tensor, rank)
+
+    def expect(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device, rank: int) -> Awaited:
+        sent_s = super().expect((), torch.float32, device, rank)
+        expected = super().expect(shape, dtype, device, rank)
+
+        def awaited() -> torch.Tensor:
+            self._clocks.wait_for(float(sent_s()))
+            return expected()
+
+        return awaited
+
+    def meet(self) -> None:
+        self._clocks.meet()
+
+
+@pytest.mark.parametrize("step", ["take_share", "RankedDecoder"])
+def test_ranks_whose_parts_are_made_minutes_apart_start_all_the_same(
+    step: str, pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that copied its share, or laid its weights out, a minute longer than the first one failed the start."""
+    clocks, make = Clocks(2), getattr(decoder, step)
+
+    def make_slowly(made_of: Any, of: Any) -> Any:
+        place = of.place if isinstance(of, Group) else of
+        clocks.work(2 * TIMEOUT_S * place.rank)
+        return make(made_of, of)
+
+    monkeypatch.setattr(decoder, step, make_slowly)
+    with loaded_on_ranks(pairs["Llama"].target, STAGES, OPTIONS, links=partial(TimedLinks, clocks)) as model:
+        assert Runner(model, OPTIONS).cache
+    assert min(clocks.times_s.values()) >= 2 * TIMEOUT_S
 
 
 DIVISIONS: list[tuple[str, dict[str, Any], RankGrid, str]] = [

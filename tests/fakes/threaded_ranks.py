@@ -1,9 +1,10 @@
 """Ranks as threads of one process, which send each other tensors through channels."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import product
 from pathlib import Path
 from threading import Lock, Thread
@@ -78,13 +79,27 @@ class ChannelLinks:
             self._gathering[self._place.rank, rank].send(tensor.clone())
         return [self._gathering[rank, self._place.rank].expect().result(LONGEST_S).clone() for rank in stage]
 
+    def meet(self) -> None:
+        """Nothing waits shorter elsewhere."""
+
     def close(self) -> None:
         pass
 
 
+def _met(until_met: ExitStack, links: ChannelLinks, on_gpu: bool) -> ChannelLinks:
+    """Return the links of a rank that has read its model, and let the next one read."""
+    until_met.close()
+    return links
+
+
 @contextmanager
 def loaded_on_ranks(
-    model: Path, grid: RankGrid, options: EngineOptions, dtype: Any = "auto", quantization: Any = "none"
+    model: Path,
+    grid: RankGrid,
+    options: EngineOptions,
+    dtype: Any = "auto",
+    quantization: Any = "none",
+    links: Callable[[RankPlace, Channels, Channels], ChannelLinks] = ChannelLinks,
 ) -> Iterator[LoadedModel]:
     """Load a model on ranks that are threads; yield the first one's share. The others follow it."""
     ranks = range(grid.rank_count)
@@ -96,11 +111,7 @@ def loaded_on_ranks(
         place = RankPlace(rank, grid)
         with ExitStack() as until_met:
             until_met.enter_context(reading)
-
-            def meet(on_gpu: bool) -> ChannelLinks:
-                until_met.close()
-                return ChannelLinks(place, channels, gathering)
-
+            meet = partial(_met, until_met, links(place, channels, gathering))
             return load_share(str(model), dtype, "cpu", quantization, options, place, meet)
 
     def follow(rank: int) -> None:

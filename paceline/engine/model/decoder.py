@@ -92,6 +92,7 @@ def _plain_share(module: PreTrainedModel, backend: Backend, group: Group) -> Pla
     module.to(group.device)  # type: ignore[arg-type]
     plain, kernels = PlainDecoder(module, backend, packed_bytes), backend.kernels
     join(plain, group, vocabulary_size)
+    group.meet()
     # Results are those of one process only if all ranks compute in one way.
     can_compile = group.least(kernels is not None and can_compile_decoder(plain, kernels))
     return CompiledDecoder(plain, kernels) if kernels and can_compile else plain

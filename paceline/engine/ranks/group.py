@@ -47,6 +47,10 @@ class Group:
         if self._is_lost:
             raise RuntimeError("a rank of this model is gone, hangs, or takes a pass longer than --rank-timeout-s")
 
+    def meet(self) -> None:
+        """Wait until all ranks have loaded as far as this one, which may take minutes. All ranks call it."""
+        self._links.meet()
+
     def close(self) -> None:
         self._links.close()
 

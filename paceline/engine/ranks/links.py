@@ -19,7 +19,7 @@ from paceline.errors import StartupError
 from paceline.types import RankPlace
 
 MEETING_S = 1800.0
-"""Seconds until all ranks must have read their weights."""
+"""Seconds until all ranks must have read their weights, and again until they must have made their parts of them."""
 LOOK_S = 0.05
 KEPT_SENDINGS = 8
 """Messages to a rank that may be under way. Two passes are at most, each with a plan and what a stage passes on."""
@@ -41,6 +41,10 @@ class Links(Protocol):
 
     def gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return what each rank of this stage gave, in the order of the ranks."""
+        ...
+
+    def meet(self) -> None:
+        """Wait until all ranks are here, which may take minutes more in one than in another."""
         ...
 
     def close(self) -> None: ...
@@ -70,6 +74,7 @@ class TorchLinks:
         self._stage, self._share_count = stages[place.stage], grid.share_count
         # NCCL does what a pair exchanges within a group one after the other: results must not hold up the next pass.
         self._back = distributed.new_group(timeout=timeout)
+        self._patient = distributed.new_group(timeout=timedelta(seconds=MEETING_S), backend="gloo")
         self._rank = place.rank
         self._sendings: dict[int, deque[tuple[Any, torch.Tensor]]] = {}
 
@@ -98,6 +103,9 @@ class TorchLinks:
         gathered = [torch.empty_like(tensor) for _ in range(self._share_count)]
         distributed.all_gather(gathered, tensor, group=self._stage)
         return gathered
+
+    def meet(self) -> None:
+        distributed.barrier(self._patient)
 
     def close(self) -> None:
         with suppress(RuntimeError):  # a rank that is gone
