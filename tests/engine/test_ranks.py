@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from paceline.engine import loading, numerics
 from paceline.engine.calls import Call
@@ -35,7 +36,7 @@ from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.model_service.worker import ModelWorker
 from paceline.types import RankGrid, RankPlace, Verdict, VerifyRow
 from target_service.verifier import Verifier
-from tests.checkpoints import FAMILIES, write_model
+from tests.checkpoints import FAMILIES, edit_config, write_model
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.threaded_ranks import Channel, ChannelLinks, Channels, loaded_on_ranks
 
@@ -259,6 +260,13 @@ def test_ranks_whose_parts_are_made_minutes_apart_start_all_the_same(
     assert min(clocks.times_s.values()) >= 2 * TIMEOUT_S
 
 
+class AlikeOnly(ChannelLinks):
+    """Links of ranks that go no further than to compare what they have loaded."""
+
+    def meet(self) -> None:
+        raise InterruptedError
+
+
 DIVISIONS: list[tuple[str, dict[str, Any], RankGrid, str]] = [
     ("Llama", {}, RankGrid(3, 1), "--tensor-parallel 3 does not divide num_attention_heads 4, num_key_value_heads 2"),
     ("Llama", {}, RankGrid(4, 1), "--tensor-parallel 4 does not divide num_key_value_heads 2 .* take 1, 2$"),
@@ -342,6 +350,44 @@ def test_ranks_of_other_numerics_and_strict_or_mixing_ones_on_machines_of_two_ki
     check_ranks(first, EngineOptions(numerics=first_numerics))
     with pytest.raises(StartupError, match=f"rank 1 differs .* {words}") if words else nullcontext():
         check_ranks(second, EngineOptions(numerics=second_numerics))
+
+
+def write_other(folder: Path) -> Path:
+    """Write the model of `write_model` with another configuration beside the same weights."""
+    edit_config(write_model(folder, "Llama"), max_position_embeddings=256)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "second", "patched"),
+    [
+        ("weights", {"model": partial(write_model, family="Llama", seed=6)}, None),
+        ("configuration", {"model": write_other}, None),
+        ("dtype", {"dtype": "bfloat16"}, None),
+        ("quantization", {"quantization": "int8"}, None),
+        ("numbers of ranks", {"place": RankPlace(1, SHARES)}, None),
+        ("version of torch", {}, (torch, "__version__")),
+        ("version of transformers", {}, (transformers, "__version__")),
+        ("version of Paceline", {}, (loading, "__version__")),
+    ],
+)
+def test_ranks_that_differ_in_what_they_load_are_refused_by_its_name(
+    name: str, second: dict[str, Any], patched: tuple[Any, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channels = {pair: Channel() for pair in product(range(2), range(2))}
+
+    def load(place: RankPlace, model: Any, dtype: Any = "float32", quantization: Any = "none") -> None:
+        folder = str(model(tmp_path / str(place.rank)))
+        links = AlikeOnly(place, channels, {})
+        load_share(folder, dtype, "cpu", quantization, OPTIONS, place, lambda on_gpu: links)
+
+    own = {"model": partial(write_model, family="Llama")}
+    with pytest.raises(InterruptedError):
+        load(RankPlace(0, STAGES), **own)
+    if patched:
+        monkeypatch.setattr(*patched, f"{getattr(*patched)}+other")
+    with pytest.raises(StartupError, match=f"rank 1 differs from rank 0 in its {name}; "):
+        load(**({"place": RankPlace(1, STAGES)} | own | second))
 
 
 @pytest.mark.parametrize(
