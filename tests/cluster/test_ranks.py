@@ -4,7 +4,7 @@ import asyncio
 import random
 import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -13,12 +13,14 @@ import pytest
 
 from paceline.client import Client, describe_target
 from paceline.measure.peers.reference import HuggingFaceReference
-from paceline.types import GenerationRequest, ReplicaState, TokenIds
+from paceline.process.service_process import announced_endpoint
+from paceline.types import DraftSource, GenerationRequest, ReplicaState, TokenIds
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE, write_model, write_related_draft
 from tests.cluster.test_recovery import REQUESTS, coordinating, undisturbed, until
 from tests.commands import ended, start
 from tests.conftest import PairOfCheckpoints
 from tests.engine.test_families import EXPERTS
+from tests.ports import port_for_later
 from tests.services import Models, Service, model_flags, running_services, until_freed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -99,6 +101,55 @@ async def test_a_first_rank_that_ends_while_it_loads_leaves_neither_a_process_no
     await ended(first)
     assert not (await asyncio.to_thread(psutil.wait_procs, others, 60))[1]
     assert not meetings(tmp_path)
+
+
+@asynccontextmanager
+async def under_torchrun(*arguments: str) -> AsyncIterator[str]:
+    """Have torchrun start two ranks of a service on this machine; yield its address. No rank outlives the block."""
+    meeting = ("--nproc-per-node", "2", "--master-port", str(port_for_later()))
+    process = await start("torch.distributed.run", *meeting, "-m", *arguments)
+    assert process.stdout
+    while "listening on" not in (line := (await process.stdout.readline()).decode()):
+        assert line, (await ended(process))[2]
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    try:
+        assert len(ranks) == 2
+        yield announced_endpoint(line).address
+    finally:
+        process.terminate()
+        await ended(process)
+        assert not psutil.wait_procs(ranks, 10)[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grid", [SHARES, STAGES], ids=str)
+async def test_ranks_that_torchrun_starts_answer_as_one_process(
+    grid: tuple[str, str], models: Models, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    expected = await undisturbed(models)
+    draft = models.drafts[0]
+    async with under_torchrun(*model_flags("target_service", pairs["Llama"].target), *grid) as address:
+        async with coordinating(address, draft.address) as client:
+            assert [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))] == expected
+        assert ("2 shares" in (await describe_target(address)).kernels) is (grid == SHARES)
+    await until_freed(draft)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("grid", [SHARES, STAGES], ids=str)
+async def test_a_draft_over_ranks_drafts_for_a_target_and_changes_no_output(
+    grid: tuple[str, str], models: Models, pairs: dict[str, PairOfCheckpoints]
+) -> None:
+    expected = await undisturbed(models)
+    target = models.targets[0]
+    with running_services([*model_flags("draft_service", pairs["Llama"].draft), *grid]) as (draft,):
+        assert len(psutil.Process(draft.pid).children()) == 1
+        async with coordinating(target.address, draft.address) as client:
+            completions = await asyncio.gather(*map(client.complete, REQUESTS))
+        await until_freed(target, draft)
+    assert [one.token_ids for one in completions] == expected
+    sources = [source for one in completions for source in one.finish.usage.sources]
+    assert sum(one.accepted_count for one in sources if one.source == DraftSource.DRAFT) > 0
 
 
 def meetings(folder: Path) -> list[Path]:

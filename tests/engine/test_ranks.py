@@ -31,10 +31,11 @@ from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.links import Awaited
 from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, from_numbers, to_numbers
 from paceline.engine.runner import Runner
+from paceline.engine.steps import StepRow, Steps
 from paceline.errors import StartupError
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.model_service.worker import ModelWorker
-from paceline.types import RankGrid, RankPlace, Verdict, VerifyRow
+from paceline.types import GREEDY, RankGrid, RankPlace, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, edit_config, write_model
 from tests.conftest import PairOfCheckpoints
@@ -116,6 +117,15 @@ def test_results_over_stages_are_those_of_one_process_to_the_last_bit(
         assert all(torch.equal(*both) for both in zip(logits_of(model), expected, strict=True))
         both = [Runner(one, OPTIONS).describe().identity.model_digest for one in (model, alone)]
         assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("grid", [SHARES, STAGES], ids=str)
+def test_a_draft_over_ranks_proposes_what_one_process_does(grid: RankGrid, pairs: dict[str, PairOfCheckpoints]) -> None:
+    options = replace(OPTIONS, takes_steps=True)
+    rows = [StepRow(PackedRow(str(n), 0, prompt), GREEDY, 1 + n) for n, prompt in enumerate(PROMPTS)]
+    expected = Steps(Runner(load_model(str(pairs["Llama"].draft), "float32", "cpu"), options)).run(rows)
+    with loaded_on_ranks(pairs["Llama"].draft, grid, options) as model:
+        assert Steps(Runner(model, options)).run(rows) == expected
 
 
 @pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=pytest.mark.long)])
