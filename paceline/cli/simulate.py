@@ -78,7 +78,7 @@ class SimulatedFlags:
         typer.Option(
             min=1,
             max=MOST_LANES,
-            help="Groups in flight at once. Unset: 1 where costs are of one, or else as the coordinator chooses.",
+            help="Groups in flight at once. Unset: as measured, and as the coordinator chooses where that is 2.",
         ),
     ] = None
     draft_count: Annotated[

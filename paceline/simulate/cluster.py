@@ -37,7 +37,7 @@ class SimulatedCluster:
         """Return a cluster with the settings that costs were measured with, and one of each service."""
         draft_count: int | Literal["auto"] = "auto" if saved.draft_count is None else saved.draft_count
         # A coordinator tells of two lanes also where it was left to choose, as most are.
-        lane_count = 1 if saved.lane_count == 1 else None
+        lane_count = None if saved.lane_count == 2 else saved.lane_count
         return cls(saved.batch_size, lane_count, draft_count, draft_service_count=1 if saved.draft else 0)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from paceline.checks import MAX_DRAFT_COUNT
+from paceline.checks import MAX_DRAFT_COUNT, MOST_LANES
 from paceline.errors import InvalidRequest, StartupError
 from paceline.files import replace_file
 from paceline.types import AcceptanceCounts, CallCosts, ClusterDescription, MeasuredCosts, ModelDescription
@@ -62,7 +62,7 @@ class SavedCosts:
     target: SavedModel
     draft: SavedModel | None
     batch_size: Annotated[int, Field(ge=1)]
-    lane_count: int
+    lane_count: Annotated[int, Field(ge=1, le=MOST_LANES)]
     draft_count: Annotated[int, Field(ge=0, le=MAX_DRAFT_COUNT)] | None
     """None: chosen round by round."""
     costs: Annotated[MeasuredCosts, AfterValidator(_possible)]

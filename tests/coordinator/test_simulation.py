@@ -155,9 +155,10 @@ def test_few_rows_run_in_one_group_where_the_coordinator_chooses_its_lanes() -> 
     assert two.mean_group_size < 1.2
 
 
-def test_two_lanes_of_the_measured_coordinator_are_its_own_choice_and_one_is_not() -> None:
+def test_two_lanes_of_the_measured_coordinator_are_its_own_choice_and_others_were_asked_for() -> None:
     saved = saved_costs()
-    assert [SimulatedCluster.measured(replace(saved, lane_count=n)).lane_count for n in (1, 2)] == [1, None]
+    found = [SimulatedCluster.measured(replace(saved, lane_count=count)).lane_count for count in (1, 2, 8)]
+    assert found == [1, None, 8]
 
 
 def test_a_stage_is_busy_for_its_part_of_each_call() -> None:
