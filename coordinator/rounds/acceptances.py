@@ -43,7 +43,12 @@ class Acceptances:
 
     def of_models(self, max_lengths: Mapping[str, int]) -> dict[str, "ModelAcceptance"]:
         """Return what is known of draft services now, by model; they draft for generations of so many tokens."""
-        return {model: ModelAcceptance(model, self._at(model), most) for model, most in max_lengths.items()}
+        found: dict[str, ModelAcceptance] = {}
+        for model, most in max_lengths.items():
+            # To look is not to ask: what could be asked takes no place of what is.
+            places = self._places.get(model) or PlaceAcceptance(self._max_drawn)
+            found[model] = ModelAcceptance(model, places, most)
+        return found
 
     def expected_of_heads(self) -> tuple[float, ...]:
         """Return the same for drafts that the target's heads would be asked for."""

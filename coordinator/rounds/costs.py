@@ -6,7 +6,7 @@ a sum of parts, each with a price that is not negative; prices are fitted by wei
 sum of parts cannot show, such as steps in the time of a pass, is kept beside it, by the draft count.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from math import sqrt
@@ -247,6 +247,7 @@ class RoundCosts:
 
         The others ran in it too, in other lanes; those `beside` had groups of other sizes.
         """
+        self._give_places(dict.fromkeys(model for one in (*beside, *works) for model in one.draft_calls or ()))
         own, others = [*map(self._amounts, works)], [*map(self._amounts, beside)]
         self._beside, self.share = _mean(others), len(works) / (len(works) + len(others))
         self.pass_count = _mean(own)[_TARGET_PLACES[CONSTANT]]
@@ -291,25 +292,29 @@ class RoundCosts:
         return found
 
     def _amounts(self, work: RoundWork) -> list[float]:
-        """Return the amounts of a round that was seen."""
-        calls = work.draft_calls or {}
-        for model in calls:
-            self._call_places[model] = self._place_of(model)
+        """Return the amounts of a round that was seen, but for calls of models that have no place."""
         amounts = work.target_amounts()
         amounts += [0.0] * (len(self._prices) - len(amounts))
-        for model, call in calls.items():
-            place = self._call_places[model]
-            amounts[place : place + len(CALL_PARTS)] = _call_amounts(call)
+        for model, call in (work.draft_calls or {}).items():
+            if (place := self._call_places.get(model)) is not None:
+                amounts[place : place + len(CALL_PARTS)] = _call_amounts(call)
         return amounts
 
-    def _place_of(self, model: str) -> int:
+    def _give_places(self, models: Collection[str]) -> None:
+        """Give places to the models that are asked now, as far as there are any: none loses its own to another."""
+        for model in sorted(models, key=self._call_places.__contains__, reverse=True):
+            if (place := self._place_of(model, models)) is not None:
+                self._call_places[model] = place
+
+    def _place_of(self, model: str, asked: Collection[str]) -> int | None:
         """Return where the parts of a model's calls begin; a new one may take the place of that asked longest ago."""
         if (place := self._call_places.pop(model, None)) is not None:
             return place
         if len(self._call_places) < MOST_MODELS:
             self._prices += FIRST_CALL_PRICES
             return len(self._prices) - len(CALL_PARTS)
-        oldest = next(iter(self._call_places))
+        if (oldest := next(iter(self._call_places))) in asked:
+            return None
         place = self._call_places.pop(oldest)
         self._prices[place : place + len(CALL_PARTS)] = FIRST_CALL_PRICES
         self._sums = {models: one for models, one in self._sums.items() if oldest not in models}

@@ -104,6 +104,18 @@ def test_a_model_that_takes_the_place_of_another_has_prices_of_its_own() -> None
         assert costs.predict(of_model("new", count)) * costs.unit_s == pytest.approx(seconds(work(count)), rel=0.1)
 
 
+def test_rounds_that_ask_more_models_than_are_kept_teach_what_they_take() -> None:
+    """Nothing was learned of such a round."""
+    calls = {str(number): DraftCall(1, 4, 4, 0) for number in range(MOST_MODELS + 2)}
+    done, costs = RoundWork(len(calls), 4 * len(calls), 0, calls), RoundCosts()
+    for _ in range(100):
+        costs.add([work(0)], 0.01)
+        costs.add([done], 0.2)
+    costs.fit()
+    assert len(costs.models) == MOST_MODELS
+    assert costs.predict(done) * costs.unit_s == pytest.approx(0.2, rel=0.1)
+
+
 def test_what_another_lane_does_meanwhile_is_part_of_what_it_costs() -> None:
     """Two lanes take turns at the target: a token of one delays both."""
     costs, lanes = RoundCosts(), [work(0), work(0)]

@@ -201,6 +201,19 @@ def test_what_rounds_taught_of_models_that_are_asked_no_more_is_dropped_and_of_o
     assert tokens["0"] == usual > tokens[str(number)] > tokens["asked"]
 
 
+def test_models_that_could_be_asked_take_no_place_of_one_that_is() -> None:
+    """With one more than are kept, to weigh them all left nothing known of any."""
+    alone, beside_others = Acceptances(4), Acceptances(4)
+    usable = {str(number): 1000 for number in range(MOST_MODELS + 1)}
+    for _ in range(50):
+        for acceptances in (alone, beside_others):
+            acceptances.observe({}, report_of("0"))
+        beside_others.of_models(usable)
+    (generation,) = group_of(1)
+    found = [one.of_models(usable)["0"].tokens(generation, 4) for one in (alone, beside_others)]
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("draft_cores", "prepares"), [("the target's", False), ("others", True)])
 async def test_a_draft_service_on_cores_of_a_target_prepares_nothing(
     draft_cores: str, prepares: bool, monkeypatch: pytest.MonkeyPatch
