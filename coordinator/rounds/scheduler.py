@@ -86,7 +86,7 @@ class Scheduler:
         self._lessons = Lessons(address, grouping, way, statistics, metrics)
         self._is_relieving = False
         self._lost: PacelineError | None = None
-        """The error for which a lane gave the target up. The other lane then begins no round, to count it once."""
+        """The error for which a lane gave the target up. The others then begin no round, to count it once."""
 
     def retire(self, generations: Sequence[Generation]) -> None:
         """Drop the given generations that are here and have ended; those in a round leave when it ends."""
@@ -292,7 +292,7 @@ class Scheduler:
         A generation that is alone waits instead: the cache is full of other coordinators' sequences.
         """
         if self._is_relieving:
-            await self.pool.changed()  # the other lane is making room
+            await self.pool.changed()  # another lane is making room
             return
         self._is_relieving = True
         try:
