@@ -1,7 +1,6 @@
 """How much of the time trials may lose, as it grows: much at first, for little is known and some of it is wrong.
 
-Later all kinds of trials that one place has, of counts, of neighbours and of heads, lose about a hundredth together.
-Times are multiples of the costs' unit.
+Later trials of counts may lose 0.8 % together and those of heads 0.5 %. Times are multiples of the costs' unit.
 """
 
 YOUNG = 2000.0

@@ -273,8 +273,8 @@ def test_heads_are_asked_where_they_are_best_and_not_paid_for_elsewhere(name: st
 
 
 @pytest.mark.parametrize(("is_right", "group_size"), [(False, 1), (True, 8)])
-def test_in_the_end_trials_of_all_kinds_lose_about_a_hundredth(is_right: bool, group_size: int) -> None:
-    """So much is what sources cost that are never right. Times do not vary, so nothing else is lost: it was 0.018."""
+def test_in_the_end_trials_of_all_kinds_lose_less_than_one_and_a_half_percent(is_right: bool, group_size: int) -> None:
+    """So much is what sources cost that are never right. Times do not vary: 0.019 and 0.022 were lost."""
     world = replace(HEADS, group_size=group_size, life_rounds=50, jitter=0.0, spike_share=0.0)
     if not is_right:
         world = replace(world, acceptance=0.0, heads_acceptance=0.0)
