@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from paceline.engine import loading, numerics
 from paceline.engine.calls import Call
@@ -371,18 +370,18 @@ def write_other(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "second", "patched"),
     [
-        ("weights", {"model": partial(write_model, family="Llama", seed=6)}, None),
-        ("configuration", {"model": write_other}, None),
-        ("dtype", {"dtype": "bfloat16"}, None),
-        ("quantization", {"quantization": "int8"}, None),
-        ("numbers of ranks", {"place": RankPlace(1, SHARES)}, None),
-        ("version of torch", {}, (torch, "__version__")),
-        ("version of transformers", {}, (transformers, "__version__")),
-        ("version of Paceline", {}, (loading, "__version__")),
+        ("weights", {"model": partial(write_model, family="Llama", seed=6)}, ""),
+        ("configuration", {"model": write_other}, ""),
+        ("dtype", {"dtype": "bfloat16"}, ""),
+        ("quantization", {"quantization": "int8"}, ""),
+        ("numbers of ranks", {"place": RankPlace(1, SHARES)}, ""),
+        ("version of torch", {}, "torch"),
+        ("version of transformers", {}, "transformers"),
+        ("version of Paceline", {}, "paceline"),
     ],
 )
 def test_ranks_that_differ_in_what_they_load_are_refused_by_its_name(
-    name: str, second: dict[str, Any], patched: tuple[Any, str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, second: dict[str, Any], patched: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channels = {pair: Channel() for pair in product(range(2), range(2))}
 
@@ -395,7 +394,8 @@ def test_ranks_that_differ_in_what_they_load_are_refused_by_its_name(
     with pytest.raises(InterruptedError):
         load(RankPlace(0, STAGES), **own)
     if patched:
-        monkeypatch.setattr(*patched, f"{getattr(*patched)}+other")
+        seen: Any = vars(loading).get(patched, loading)
+        monkeypatch.setattr(seen, "__version__", f"{seen.__version__}+other")
     with pytest.raises(StartupError, match=f"rank 1 differs from rank 0 in its {name}; "):
         load(**({"place": RankPlace(1, STAGES)} | own | second))
 

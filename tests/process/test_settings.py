@@ -77,8 +77,8 @@ def test_plaintext_beyond_loopback_needs_asking(host: str) -> None:
     ("arguments", "variables", "line"),
     [
         (["--batch-size", "0"], {}, "--batch-size '0': give 1 or more"),
-        (["--lanes=3"], {"PACELINE_COORDINATOR_LANES": "4"}, "--lanes '3': give 2 or less"),
-        ([], {"PACELINE_COORDINATOR_LANES": "4"}, "PACELINE_COORDINATOR_LANES '4': give 2 or less"),
+        (["--lanes=17"], {"PACELINE_COORDINATOR_LANES": "18"}, "--lanes '17': give 16 or less"),
+        ([], {"PACELINE_COORDINATOR_LANES": "18"}, "PACELINE_COORDINATOR_LANES '18': give 16 or less"),
         (["--draft-count", "many"], {}, "--draft-count 'many': give a whole number, or give 'auto'"),
         (["--policy", "fifo"], {}, "--policy 'fifo': give 'continuous', 'eqspec' or 'exspec'"),
         (["--plaintext", "maybe"], {}, "--plaintext 'maybe': give true or false"),
