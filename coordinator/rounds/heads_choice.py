@@ -28,6 +28,8 @@ class HeadsChoice:
         self._costs = costs
         self._more, self._none = _Trials(), _Trials()
         """Trials of more drafts than seem worth it, and of none."""
+        self._spent = 0.0
+        """Time of all calls so far."""
         self._pass_count = 1.0
         """Mean passes of a call in which they draft: as much after each, in the rounds that the target goes on with."""
 
@@ -35,8 +37,10 @@ class HeadsChoice:
         """Count the time of a call, in which they drafted after so many passes."""
         if pass_count:
             self._pass_count = smoothed(self._pass_count, pass_count)
-        self._more.passed(time)
-        self._none.passed(time)
+        may_lose = trial_share(SHARE, self._spent) * time
+        self._spent += time
+        self._more.gain(may_lose)
+        self._none.gain(may_lose)
 
     def counts(
         self,
@@ -116,15 +120,14 @@ class _Trials:
 
     def __init__(self) -> None:
         self._left = AT_ONCE
-        self._spent = 0.0
 
     @property
     def may_begin(self) -> bool:
         return self._left >= LEAST
 
-    def passed(self, time: float) -> None:
-        self._left = min(AT_ONCE, self._left + trial_share(SHARE, self._spent) * time)
-        self._spent += time
+    def gain(self, time: float) -> None:
+        """Note that they may lose so much more."""
+        self._left = min(AT_ONCE, self._left + time)
 
     def is_due(self, loss: float) -> bool:
         """Return whether to try now what is expected to lose so much time; if so, it counts as lost."""

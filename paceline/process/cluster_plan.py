@@ -129,11 +129,12 @@ def plan_cluster(options: ClusterOptions, otherwise: ClusterOptions = OTHERWISE)
     )
     draft_threads, beside_draft = divided_threads(coordinator.settings.lane_count) if has_draft else (None, CORES)
     if draft_threads:
-        each = _of_each_rank(draft_threads, "draft", options, otherwise)
+        each = max(1, draft_threads // _rank_count("draft", options, otherwise))
         otherwise = replace(otherwise, draft_threads=each)
     draft = _plan("draft", options, otherwise) if has_draft else None
     if options.target_threads is None and not is_set("target", "threads"):
-        each, each_beside_draft = (_of_each_rank(one, "target", options, otherwise) for one in (CORES, beside_draft))
+        ranks = _rank_count("target", options, otherwise)
+        each, each_beside_draft = (max(1, one // ranks) for one in (CORES, beside_draft))
         otherwise = replace(otherwise, target_threads=each, threads_beside_draft=each_beside_draft)
     has_gateway = options.gateway_port is not None
     gateway = _plan("gateway", options, otherwise, "--coordinator", nowhere) if has_gateway else None
@@ -152,10 +153,10 @@ def divided_threads(lane_count: int) -> tuple[int, int]:
     return draft_threads, max(1, CORES - draft_threads)
 
 
-def _of_each_rank(threads: int, role: str, options: ClusterOptions, otherwise: ClusterOptions) -> int:
-    """Return the threads of each of a model's processes, which divide those that the model is to have."""
-    rank_count: int = _plan(role, options, otherwise).settings.grid.rank_count
-    return max(1, threads // rank_count)
+def _rank_count(role: str, options: ClusterOptions, otherwise: ClusterOptions) -> int:
+    """Return how many processes a model has, which divide its threads."""
+    count: int = _plan(role, options, otherwise).settings.grid.rank_count
+    return count
 
 
 def settings_here(role: str) -> Any:

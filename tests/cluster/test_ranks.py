@@ -16,7 +16,7 @@ from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.process.service_process import announced_endpoint
 from paceline.types import DraftSource, GenerationRequest, ReplicaState, TokenIds
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE, write_model, write_related_draft
-from tests.cluster.test_recovery import REQUESTS, coordinating, undisturbed, until
+from tests.cluster.test_recovery import REQUESTS, completions, coordinating, undisturbed, until
 from tests.commands import ended, start
 from tests.conftest import PairOfCheckpoints
 from tests.engine.test_families import EXPERTS
@@ -129,8 +129,7 @@ async def test_ranks_that_torchrun_starts_answer_as_one_process(
     expected = await undisturbed(models)
     draft = models.drafts[0]
     async with under_torchrun(*model_flags("target_service", pairs["Llama"].target), *grid) as address:
-        async with coordinating(address, draft.address) as client:
-            assert [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))] == expected
+        assert [one.token_ids for one in await completions(address, draft.address)] == expected
         assert ("2 shares" in (await describe_target(address)).kernels) is (grid == SHARES)
     await until_freed(draft)
 
@@ -144,11 +143,10 @@ async def test_a_draft_over_ranks_drafts_for_a_target_and_changes_no_output(
     target = models.targets[0]
     with running_services([*model_flags("draft_service", pairs["Llama"].draft), *grid]) as (draft,):
         assert len(psutil.Process(draft.pid).children()) == 1
-        async with coordinating(target.address, draft.address) as client:
-            completions = await asyncio.gather(*map(client.complete, REQUESTS))
+        found = await completions(target.address, draft.address)
         await until_freed(target, draft)
-    assert [one.token_ids for one in completions] == expected
-    sources = [source for one in completions for source in one.finish.usage.sources]
+    assert [one.token_ids for one in found] == expected
+    sources = [source for one in found for source in one.finish.usage.sources]
     assert sum(one.accepted_count for one in sources if one.source == DraftSource.DRAFT) > 0
 
 

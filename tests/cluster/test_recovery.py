@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
-from paceline.client import NO_RETRIES, Client
+from paceline.client import NO_RETRIES, Client, Completion
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
 from paceline.types import (
@@ -56,8 +56,13 @@ def expected(models: Models) -> Outputs:
 
 async def undisturbed(models: Models) -> Outputs:
     """Return the outputs of requests when nothing happens."""
-    async with coordinating(models.targets[0].address, models.drafts[0].address) as client:
-        return [one.token_ids for one in await asyncio.gather(*map(client.complete, REQUESTS))]
+    return [one.token_ids for one in await completions(models.targets[0].address, models.drafts[0].address)]
+
+
+async def completions(target: str, draft: str) -> list[Completion]:
+    """Return what a coordinator of these services answers to all requests at once."""
+    async with coordinating(target, draft) as client:
+        return await asyncio.gather(*map(client.complete, REQUESTS))
 
 
 async def disturbed(client: Client, disturb: Disturb, requests: Sequence[GenerationRequest] = REQUESTS) -> Outputs:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from paceline.engine.backend import Backend
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder, can_compile_decoder
-from paceline.engine.model.forms import FORMS
+from paceline.engine.model.forms import is_plain_decoder
 from paceline.engine.model.linear import least_packed_bytes, pack_layers
 from paceline.engine.model.module_decoder import ModuleDecoder
 from paceline.engine.model.native_decoder import NativeDecoder, can_record_decoder
@@ -71,7 +71,7 @@ class FeatureDecoder(Decoder, Protocol):
 
 def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
     """Make the best decoder for the module, which is used up: the decoder takes its weights."""
-    if type(module).__name__ not in FORMS:
+    if not is_plain_decoder(module):
         pack_layers(module)
         return ModuleDecoder(module)
     plain, kernels = PlainDecoder(module, backend, least_packed_bytes(module)), backend.kernels
@@ -82,8 +82,8 @@ def make_decoder(module: PreTrainedModel, backend: Backend) -> Decoder:
 
 def make_ranked_decoder(module: PreTrainedModel, backend: Backend, group: Group) -> RankedDecoder:
     """Make the decoder of this rank's share of a divisible module, which is used up. All ranks call it."""
-    is_plain = type(module).__name__ in FORMS
-    return RankedDecoder((_plain_share if is_plain else _planned_share)(module, backend, group), group)
+    share = _plain_share if is_plain_decoder(module) else _planned_share
+    return RankedDecoder(share(module, backend, group), group)
 
 
 def _plain_share(module: PreTrainedModel, backend: Backend, group: Group) -> PlainDecoder | CompiledDecoder:

@@ -31,3 +31,8 @@ FORMS = {
     ),
     "Olmo2ForCausalLM": Form(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
 }
+
+
+def is_plain_decoder(module: object) -> bool:
+    """Return whether a module's class is one of `FORMS`."""
+    return type(module).__name__ in FORMS

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from paceline.engine.model.forms import FORMS
+from paceline.engine.model.forms import FORMS, is_plain_decoder
 from paceline.engine.quantization import QuantizedWeight, rounded_rows
 from paceline.errors import StartupError
 from paceline.types import Quantization
@@ -31,7 +31,7 @@ class QuantizedLinear(torch.nn.Module):
 
 def quantize_layers(module: PreTrainedModel, quantization: Quantization) -> None:
     """Replace every linear layer of a plain decoder. Raise StartupError for another architecture."""
-    if not can_quantize(module):
+    if not is_plain_decoder(module):
         raise StartupError(
             f"--quantization {quantization} cannot be had of {type(module).__name__}: only products of plain decoders "
             f"are quantised ({', '.join(FORMS)}); start with --quantization none"
@@ -45,7 +45,3 @@ def quantize_linears(module: torch.nn.Module, *, rounds_rows: bool) -> None:
         for name, child in list(parent.named_children()):
             if type(child) is torch.nn.Linear:
                 setattr(parent, name, QuantizedLinear(child, rounds_rows=rounds_rows))
-
-
-def can_quantize(module: PreTrainedModel) -> bool:
-    return type(module).__name__ in FORMS

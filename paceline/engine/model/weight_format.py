@@ -17,10 +17,10 @@ from transformers import PreTrainedModel
 from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.backend import Backend, LayerKernels, Product
 from paceline.engine.interfaces import KvShape, Span
+from paceline.engine.model.forms import is_plain_decoder
 from paceline.engine.model.linear import PACKED_BYTES, Linear
 from paceline.engine.model.loader import kv_shape
 from paceline.engine.model.plain_layer import products_of
-from paceline.engine.model.quantized_layers import can_quantize
 from paceline.engine.plan import BatchPlan
 from paceline.engine.quantization import QUANTIZATIONS, QuantizedWeight
 from paceline.engine.threads import kernels_alone, pass_threads
@@ -53,7 +53,7 @@ def possible_formats(
 
     There is no choice but on a CPU, and of a plain decoder. Beside int8 the dtype is the cache's.
     """
-    if module.device.type != "cpu" or not can_quantize(module):
+    if module.device.type != "cpu" or not is_plain_decoder(module):
         return [WeightFormat(dtype or module.dtype, quantization or "none")]
     dtypes = [dtype] if dtype else [*dict.fromkeys((module.dtype, *FORMAT_DTYPES))]
     beside = [one for one in dtypes if one in FORMAT_DTYPES] or dtypes
