@@ -5,8 +5,9 @@ another; here each call stands alone, beside how many rounds were in flight, bec
 each other down.
 """
 
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import sqrt
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 from coordinator.requests.acceptance import by_place
 from coordinator.requests.generation import Generation
+from coordinator.rounds.counted_models import CountedModels
 from coordinator.rounds.round_report import RoundReport, RowReport
 from paceline.types import AcceptanceCounts, CallCosts, DraftSource, HopTime, MeasuredCosts
 
@@ -29,10 +31,13 @@ class _Size(NamedTuple):
 
 
 class CostCounts:
-    def __init__(self) -> None:
+    """Of draft models that are not counted by their names it keeps nothing: a mean of several is no one's cost."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._in_flight_count = 0
         self._calls: dict[_Size, CallCosts] = {}
         self._acceptances: dict[tuple[DraftSource, str], _Acceptance] = {}
+        self._models = CountedModels(self._forget, clock)
 
     @property
     def in_flight_count(self) -> int:
@@ -61,6 +66,8 @@ class CostCounts:
 
     def _add_calls(self, report: RoundReport, round_count_at_once: int, round_s: float) -> None:
         for model, hop in report.draft_times.items():
+            if not self._models.counts(model):
+                continue
             call = report.draft_calls[model]
             bits = call.caught_up_count.bit_length()
             size = _Size(model, round_count_at_once, call.row_count, call.step_count, bits)
@@ -93,8 +100,14 @@ class CostCounts:
         if row.source and row.drafted_count:
             kind = (row.source, row.draft_model)
             if kind not in self._acceptances:
+                if not self._models.counts(row.draft_model):
+                    return
                 self._acceptances[kind] = _Acceptance()
             self._acceptances[kind].add(row)
+
+    def _forget(self, model: str) -> None:
+        self._calls = {size: one for size, one in self._calls.items() if size.draft_model != model}
+        self._acceptances.pop((DraftSource.DRAFT, model), None)
 
     def _end(self, generation: Generation) -> None:
         """Count an output that has ended, of each source that drafted for it: its last round may have had no drafts."""

@@ -1,17 +1,23 @@
 """Statistics of all rounds since the start, read through `DescribeCluster`."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from coordinator.requests.acceptance import by_place
 from coordinator.rounds.cost_counts import CostCounts
+from coordinator.rounds.counted_models import CountedModels
 from coordinator.rounds.round_report import RoundReport
-from paceline.types import ClusterStatistics, HopTime, UsageSums, add_usage
+from paceline.types import ClusterStatistics, DraftSource, HopTime, UsageSums, add_usage
+
+OTHER = "other"
+"""Stands for draft models that are not counted by their names."""
 
 
 class Statistics:
-    def __init__(self) -> None:
-        self.costs = CostCounts()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.costs = CostCounts(clock)
         self._round_count = 0
         self._fallback_round_count = 0
         self._drafted_count = 0
@@ -25,6 +31,7 @@ class Statistics:
         self._propose = HopTime()
         self._verify = HopTime()
         self._sources: UsageSums = {}
+        self._models = CountedModels(self._forget, clock)
 
     def count_report(self, report: RoundReport) -> None:
         """Count the tokens and times of a round, and the further ones of its call."""
@@ -32,12 +39,16 @@ class Statistics:
         self._committed_count += sum([row.committed_count for row in report.all_rows])
         self._rows_by_accepted_count.update([row.accepted_count for row in report.all_rows])
         for one in report.sources:
-            add_usage(self._sources, one.source, one.model, one.drafted_count, one.accepted_count)
+            name = one.model if self._models.counts(one.model) else OTHER
+            add_usage(self._sources, one.source, name, one.drafted_count, one.accepted_count)
         self._round_count += len(report.further)
         self._rounds_by_group_size.update(map(len, report.further))
         self._round_s += report.duration_s
         self._propose = _sum(self._propose, report.propose)
         self._verify = _sum(self._verify, report.verify)
+
+    def _forget(self, model: str) -> None:
+        del self._sources[DraftSource.DRAFT, model]
 
     def count_round(self, *, group_size: int, batch_size: int, is_fallback: bool, others_wait: bool) -> None:
         """Count a round; `others_wait` says whether a full group would have been possible."""

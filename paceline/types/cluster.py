@@ -36,7 +36,7 @@ class ClusterStatistics:
     propose: HopTime = HopTime()
     verify: HopTime = HopTime()
     sources: tuple[SourceUsage, ...] = ()
-    """Drafted and accepted tokens by source: those that drafted at all."""
+    """Tokens by source: those that drafted at all. Of very many draft models some are named `other`."""
 
 
 class ReplicaState(Enum):

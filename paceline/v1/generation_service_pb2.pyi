@@ -1411,7 +1411,7 @@ class ClusterStatistics(_message.Message):
 
     @_builtins.property
     def sources(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceUsage]:
-        """Draft tokens by source; only sources that drafted."""
+        """Draft tokens by source; only sources that drafted. Of very many draft models some are named `other`."""
 
     def __init__(
         self,
