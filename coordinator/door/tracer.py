@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 from opentelemetry import context, trace
@@ -126,6 +127,8 @@ def _result(request: Request) -> Attributes:
     usages = [generation.usage for generation in request.generations]
     reasons = [generation.output.finish_reason for generation in request.generations]
     return {
+        # A prompt counts once, however many outputs it has.
+        "gen_ai.usage.cache_read.input_tokens": max((usage.cached_prompt_count for usage in usages), default=0),
         "gen_ai.usage.output_tokens": sum(usage.output_count for usage in usages),
         "gen_ai.response.finish_reasons": [reason.value for reason in reasons if reason],
         "paceline.drafted_count": sum(usage.drafted_count for usage in usages),
@@ -145,21 +148,34 @@ class _Story:
         self._queued_ns, self._ended_ns = traced.queued_ns, time.time_ns()
         self._rounds, self._later = tuple(traced.rounds), dict(traced.later)
         self._unfinished = [one.completion_index for one in request.generations if not one.output.finish_reason]
+        self._running = {index: self._cut_off(one) for index, one in traced.running.items()}
         self._around = trace.set_span_in_context(traced.span, context.Context())
 
     def tell(self) -> None:
         served_ns: dict[int, int] = {}
         for one in self._rounds:
-            if one.completion_index not in served_ns or one.queued_s:
-                self._queue(one, is_first=one.completion_index not in served_ns)
-            served_ns[one.completion_index] = one.round.ended_ns
-            self._round(one)
+            self._served(one, served_ns)
         for index, later in self._later.items():
             attributes: Attributes = {**later.sums, **_output(self._request, index)}
             self._start("later_rounds", later.began_ns, attributes).end(later.ended_ns)
             served_ns[index] = later.ended_ns
         for index in self._unfinished:
-            self._last_wait(index, served_ns.get(index))
+            if index in self._running:
+                self._served(self._running[index], served_ns)
+            else:
+                self._last_wait(index, served_ns.get(index))
+
+    def _cut_off(self, one: OwnRound) -> OwnRound:
+        """Return a round that runs as one that ends with the request: when it does end is not its matter any more."""
+        return replace(one, round=replace(one.round, ended_ns=self._ended_ns, is_cut_off=True))
+
+    def _served(self, one: OwnRound, served_ns: dict[int, int]) -> None:
+        """Tell of a round, and of the queue before it. `served_ns` has the ends of rounds, by completion index."""
+        is_first = one.completion_index not in served_ns
+        if is_first or one.queued_s:
+            self._queue(one, is_first=is_first)
+        served_ns[one.completion_index] = one.round.ended_ns
+        self._round(one)
 
     def _queue(self, one: OwnRound, *, is_first: bool) -> None:
         """Tell of the wait before a round: from the submission on or, later, since the output lost its place."""
@@ -177,6 +193,8 @@ class _Story:
     def _round(self, one: OwnRound) -> None:
         name = "prefill" if one.is_prefill else "round"
         attributes: Attributes = {"paceline.group_size": one.round.group_size, **one.told(), **one.drafted_by}
+        if one.round.is_cut_off:
+            attributes["paceline.is_cut_off"] = True
         attributes |= _output(self._request, one.completion_index)
         links = [Link(one.round.span)] if one.round.span else None
         span = self._start(name, one.round.began_ns, attributes, links)

@@ -25,6 +25,7 @@ class RoundNote:
 
     began_ns: int
     ended_ns: int
+    """0 while it runs."""
     group_size: int
     propose: HopTime
     verify: HopTime
@@ -32,6 +33,8 @@ class RoundNote:
     """The span that the requests of the round share; None: it has none."""
     error: str
     """Type of the error that ended it; empty without one."""
+    is_cut_off: bool = False
+    """Whether it went on when the request ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +121,16 @@ class TracedRequest:
     rounds: list[OwnRound] = field(default_factory=list)
     later: dict[int, LaterRounds] = field(default_factory=dict)
     """By completion index."""
+    running: dict[int, OwnRound] = field(default_factory=dict)
+    """Rounds that have begun and not ended, by completion index."""
+
+    def begin(self, one: OwnRound) -> None:
+        """Note that a round for one of its outputs runs."""
+        self.running[one.completion_index] = one
 
     def note(self, one: OwnRound) -> None:
         """Note a round that served one of its outputs."""
+        self.running.pop(one.completion_index, None)
         if len(self.rounds) < MAX_ROUNDS:
             self.rounds.append(one)
         else:

@@ -23,7 +23,7 @@ from coordinator.requests.traced_request import OwnRound, RoundNote, TracedReque
 from coordinator.rounds.round_report import RoundReport, RowReport
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import PacelineError
-from paceline.types import HopTime
+from paceline.types import HopTime, SourceUsage
 
 Record = Callable[[RoundReport], None]
 
@@ -74,10 +74,14 @@ class RoundTracer:
     def _traced(
         self, tracer: Tracer, members: Sequence["_Member"], draft_counts: Sequence[int], lane: int
     ) -> Iterator[Record]:
-        began_ns, error = time.time_ns(), ""
-        reports: list[RoundReport] = []
+        error, reports = "", list[RoundReport]()
         traces = list({id(one.traced): one.traced for one in members}.values())
+        began_ns = time.time_ns()
         span = self._shared(tracer, traces, draft_counts, lane) if self._cap.lets_through() else None
+        context = span.get_span_context() if span else None
+        begun = RoundNote(began_ns, 0, len(draft_counts), HopTime(), HopTime(), context, "")
+        for one in members:
+            one.begin(begun)
         try:
             with _within(span, traces) if span else nullcontext():
                 yield reports.append
@@ -87,7 +91,6 @@ class RoundTracer:
             raise
         finally:
             hops = (reports[0].propose, reports[0].verify) if reports else (HopTime(), HopTime())
-            context = span.get_span_context() if span else None
             note = RoundNote(began_ns, time.time_ns(), len(draft_counts), *hops, context, error)
             rounds = (reports[0].rows, *reports[0].further) if reports else ((),)
             _note(members, note, rounds)
@@ -131,20 +134,24 @@ class _Member:
         is_prefill = not one.target_cached_length or one.target_lack > DECODED_TOKENS
         return cls(one, one.request.traced, waited_s, one.queued_s, is_prefill)
 
+    def begin(self, note: RoundNote) -> None:
+        """Note that a round begins."""
+        self.traced.begin(self._own(note, None, is_further=False))
+
     def note(self, note: RoundNote, row: RowReport | None, *, is_further: bool) -> None:
         """Note a round that brought `row`; None if it brought nothing."""
-        source = row.usage if row else None
-        self.traced.note(
-            OwnRound(
-                note,
-                self.generation.completion_index,
-                self.is_prefill and not is_further,
-                0.0 if is_further else self.queued_s,
-                0.0 if is_further else self.waited_s,
-                source.drafted_count if source else 0,
-                source.accepted_count if source else 0,
-                source,
-            )
+        self.traced.note(self._own(note, row.usage if row else None, is_further=is_further))
+
+    def _own(self, note: RoundNote, source: SourceUsage | None, *, is_further: bool) -> OwnRound:
+        return OwnRound(
+            note,
+            self.generation.completion_index,
+            self.is_prefill and not is_further,
+            0.0 if is_further else self.queued_s,
+            0.0 if is_further else self.waited_s,
+            source.drafted_count if source else 0,
+            source.accepted_count if source else 0,
+            source,
         )
 
 

@@ -123,6 +123,16 @@ async def test_time_in_the_queue_and_to_the_first_token_stand_on_the_requests_sp
     assert whole.attributes["gen_ai.response.time_to_first_chunk"] == 0.030
 
 
+async def test_what_the_target_had_of_a_prompt_already_stands_on_the_requests_span_once() -> None:
+    """Else nobody sees why one prefill takes a tenth of another."""
+    told = Told(output_count=2)
+    for one, count in zip(told.generations, (40, 32), strict=True):
+        one.usage.cached_prompt_count = count
+    await told.children()
+    (whole,) = told.spans("generate")
+    assert whole.attributes["gen_ai.usage.cache_read.input_tokens"] == 40
+
+
 async def test_rounds_beyond_the_limit_are_summed_up_in_one_child() -> None:
     told = Told()
     count = MAX_ROUNDS + 40
@@ -264,6 +274,31 @@ async def test_outputs_of_one_request_are_told_apart() -> None:
     told.note(1005, index=1)
     indexes = [(one.name, one.attributes["paceline.completion_index"]) for one in await told.children()]
     assert sorted(indexes) == [("queue", 0), ("queue", 1), ("round", 0), ("round", 1)]
+
+
+@pytest.mark.parametrize("earlier_rounds", [0, 1])
+async def test_a_request_that_ends_in_a_round_tells_so_and_not_that_it_waited(earlier_rounds: int) -> None:
+    """A request that its target kept until its deadline seemed to have been in the queue all the time."""
+    told = Told()
+    (one,) = told.generations
+    one.output.finish_reason = None
+    tracer = RoundTracer(told.spans.tracer, "continuous")
+    for _ in range(earlier_rounds):
+        told.note(1005)
+    with tracer.round([one], [0.0], [5], 0):
+        *before, cut_off = await told.children()
+    assert [one.name for one in before] == ["queue", *["round"] * earlier_rounds]
+    assert (cut_off.name, cut_off.attributes["paceline.is_cut_off"], cut_off.is_error) == ("prefill", True, False)
+    (shared,) = told.spans("shared_round")
+    assert [link.span_id for link in cut_off.links] == [shared.span_id]
+    assert cut_off.start_ns < cut_off.end_ns < shared.end_ns
+
+
+async def test_a_round_that_has_ended_is_not_told_twice() -> None:
+    told = Told()
+    told.generations[0].output.finish_reason = None
+    traced_round(RoundTracer(Spans().tracer, "continuous"), told.generations, REPORT)
+    assert [one.name for one in await told.children()] == ["queue", "prefill", "last_wait"]
 
 
 def traced_round(tracer: RoundTracer, group: list[Generation], report: RoundReport | None) -> None:

@@ -130,9 +130,12 @@ def test_of_a_request_with_several_outputs_the_one_that_ended_last_counts() -> N
     assert [one.span.span_id for one in found.rounds] == [rounds[2].span_id]
 
 
-def test_a_round_that_failed_counts_as_wire_to_the_target() -> None:
+@pytest.mark.parametrize(
+    "how", [{"is_error": True}, {"attributes": {"paceline.is_cut_off": True}}], ids=["failed", "cut off"]
+)
+def test_a_round_that_did_not_end_well_counts_as_wire_to_the_target(how: dict[str, Any]) -> None:
     request, queue, round_, *_ = timeline([TYPICAL]).spans
-    (found,) = requests_of([request, queue, replace(round_, is_error=True, attributes={})])
+    (found,) = requests_of([request, queue, replace(round_, **{"attributes": {}} | how)])
     expected = dict.fromkeys(HOPS, 0.0) | {"queued": 0.001, "verify wire": 0.050}
     assert found.hops_s == pytest.approx(expected)
 

@@ -153,8 +153,8 @@ def _round(span: SpanRecord, queued_s: float, waited_s: float) -> RequestRound:
         hops |= {f"{name} {part}": told(f"{service}.{word}") for part, word in zip(PARTS, PART_WORDS, strict=True)}
     calls_s = sum(hops[f"{name} {part}"] for name in CALL_HOPS.values() for part in PARTS)
     own_s = span.duration_s - calls_s
-    if span.is_error:
-        # Only a failed verify fails a round, and its time is not known but as the round's.
+    if span.is_error or span.attributes.get("paceline.is_cut_off"):
+        # Only a failed verify fails a round, and one that outlasts its request waits for that. No more is known of it.
         hops["verify wire"], own_s = span.duration_s, 0.0
     if span.name == "later_rounds":
         # It lasts longer than its rounds: there are waits between them, the first of which comes before it.
