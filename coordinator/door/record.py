@@ -24,17 +24,12 @@ from paceline.errors import (
     as_result,
 )
 from paceline.observe.logs import active_span
-from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, Exemplar, exemplar_of
+from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, USUAL_CODES, Exemplar, exemplar_of
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, SourceUsage, added_up
 
 log = structlog.get_logger()
 
 _OUR_FAULT = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE)
-_CODES = (
-    *(grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED),
-    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION),
-    *_OUR_FAULT,
-)
 
 
 class RequestMetrics:
@@ -60,7 +55,7 @@ class RequestMetrics:
         )
         self.duration = histogram("request_duration_seconds", "Time from a request to its end, if that was a success.")
         # Expected labels exist from the start: a rate misses the step from nothing to one.
-        for code in _CODES:
+        for code in USUAL_CODES:
             self.ended.labels(code.name)
         for error in (InvalidRequest, PromptTooLong, Overloaded, ModelChanged, PeerUnavailable):
             self.rejected.labels(error.reason)

@@ -2,7 +2,10 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from paceline.gateway.apis import APIS
 from paceline.observe.metrics import REQUEST_BUCKETS_S
+
+USUAL_STATUSES = (200, 400, 413, 429, 499, 500, 502, 503, 504)
 
 
 class GatewayMetrics:
@@ -13,6 +16,10 @@ class GatewayMetrics:
             ["path", "status"],
             registry=registry,
         )
+        # Expected labels exist from the start: a rate misses the step from nothing to one.
+        for api in APIS:
+            for status in USUAL_STATUSES:
+                self.ended.labels(api.path, str(status))
         self.running = Gauge("paceline_gateway_requests_running", "Requests for outputs in work.", registry=registry)
         self.tokens = Counter(
             "paceline_gateway_output_tokens", "Tokens of output that came from coordinators.", registry=registry

@@ -29,9 +29,10 @@ from paceline.wire.ports import Listening, host_port
 
 ROUND_BUCKETS_S = (
     *(0.0005, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008, 0.012, 0.016, 0.024, 0.032, 0.048, 0.064, 0.096),
-    *(0.128, 0.192, 0.256, 0.512, 1.0, 2.5, 10.0),
+    *(0.128, 0.192, 0.256, 0.384, 0.512, 0.768, 1.0, 1.5, 2.5, 5.0, 10.0),
 )
-"""Seconds, for rounds and their parts, which take 1 to 100 ms. In that range the steps are a third to a half."""
+"""Seconds, for rounds and their parts, which take 1 ms to 1 s: a pass of a large target takes 100 ms, and a call may
+have several. In that range the steps are a third to a half."""
 REQUEST_BUCKETS_S = (
     0.005,
     0.01,
@@ -51,9 +52,21 @@ REQUEST_BUCKETS_S = (
     20.0,
     50.0,
     100.0,
+    200.0,
+    300.0,
+    600.0,
+    1200.0,
 )
-ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Seconds, for requests. Gateways give an answer ten minutes."""
+ROW_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+TOKEN_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+USUAL_CODES = (
+    *(grpc.StatusCode.OK, grpc.StatusCode.CANCELLED, grpc.StatusCode.DEADLINE_EXCEEDED),
+    *(grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.FAILED_PRECONDITION),
+    *(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAVAILABLE),
+)
+"""Codes that have series before any call ended with them: a rate misses the step from nothing to one."""
 
 Exemplar = dict[str, str] | None
 
@@ -192,9 +205,15 @@ class CallCounter(WrappingInterceptor):
         self._calls = Counter(
             "paceline_rpc_calls", "Calls that ended.", ["component", "method", "code"], registry=registry
         )
+        self._methods: set[str] = set()
+        """Methods that were called."""
 
     def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:
         method = details.method.rpartition("/")[2]
+        if method not in self._methods:
+            self._methods.add(method)
+            for code in USUAL_CODES:
+                self._calls.labels(self._component, method, code.name)
         counted_stream = self._counted_exchange if handler.request_streaming else self._counted_stream
         return wrap(
             handler,

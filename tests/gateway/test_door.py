@@ -34,7 +34,7 @@ from paceline.errors import (
     Unauthenticated,
 )
 from paceline.gateway import endpoint
-from paceline.gateway.apis import COMPLETION
+from paceline.gateway.apis import APIS, COMPLETION
 from paceline.gateway.endpoint import Endpoint
 from paceline.gateway.errors import HttpError, http_error
 from paceline.gateway.formats import response_format_of
@@ -329,6 +329,14 @@ async def test_a_refused_request_is_counted_and_has_its_line() -> None:
         ("request ended", 429, "rate_limit_exceeded"),
         ("request ended", 503, None),
     ]
+
+
+async def test_a_gateway_has_series_of_failures_before_there_are_any() -> None:
+    """A rate misses the step from nothing to one."""
+    registry = CollectorRegistry()
+    async with scripted_door(ScriptedGenerator(), registry=registry):
+        for api in APIS:
+            assert value(registry, "gateway_requests_total", path=api.path, status="503") == 0
 
 
 async def test_the_first_failure_of_several_prompts_ends_them_all() -> None:

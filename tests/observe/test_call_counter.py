@@ -84,3 +84,18 @@ async def test_calls_are_counted_by_method_and_status(send: Callable[..., Awaita
             await asyncio.sleep(0.01)
     assert counts == {"OK": 1, "INVALID_ARGUMENT": 1, "INTERNAL": 1, "DEADLINE_EXCEEDED": 1, "CANCELLED": 1}
     assert set(by_label(registry, "rpc_calls_total", "method")) == {method}
+
+
+async def test_a_method_that_is_called_has_series_of_failures_before_there_are_any() -> None:
+    """A rate misses the step from nothing to one: the panel of failed calls did not show a first burst of them."""
+    registry = CollectorRegistry()
+    async with counted_calls(registry) as (_, channel):
+        await release(channel, "answer")
+        codes = {
+            sample.labels["code"]: sample.value
+            for family in registry.collect()
+            for sample in family.samples
+            if sample.name == "paceline_rpc_calls_total" and sample.labels["method"] == "ReleaseTargetSequences"
+        }
+    failures = {code: count for code, count in codes.items() if code != "OK"}
+    assert {"INTERNAL", "UNAVAILABLE", "DEADLINE_EXCEEDED"} <= failures.keys() and not any(failures.values())

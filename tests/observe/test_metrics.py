@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,11 +21,21 @@ from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.statistics import Statistics
 from coordinator.serving import running_coordinator
 from paceline import __version__
+from paceline.checks import MAX_ROWS
 from paceline.codec.versions import VERSION
 from paceline.engine.runner import PassSize
 from paceline.errors import AddressInUse, PeerFailed, PeerUnavailable
+from paceline.gateway.config import GatewaySettings
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
-from paceline.observe.metrics import CertificateCollector, count_tasks, metrics_served, new_registry
+from paceline.observe.metrics import (
+    REQUEST_BUCKETS_S,
+    ROUND_BUCKETS_S,
+    ROW_BUCKETS,
+    CertificateCollector,
+    count_tasks,
+    metrics_served,
+    new_registry,
+)
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service_process import announced_endpoint
 from paceline.security.certificates import end_times_s, watch_certificates
@@ -193,6 +204,16 @@ def test_observations_carry_the_trace_they_were_made_in_where_there_is_one() -> 
         *["paceline_hop_seconds_bucket"] * 7,
     ]
     assert "trace_id" not in openmetrics(untraced)
+
+
+def test_buckets_tell_apart_what_rounds_and_requests_take() -> None:
+    """Answers of ten minutes counted as 100 s, and a round of 0.3 s as anything up to 0.5."""
+    rounds_s = [bound for bound in ROUND_BUCKETS_S if 0.001 <= bound <= 1.0]
+    assert all(after <= 1.51 * before for before, after in pairwise(rounds_s))
+    answer_s = GatewaySettings.model_fields["request_timeout_s"].default
+    assert answer_s in REQUEST_BUCKETS_S and REQUEST_BUCKETS_S[-1] > answer_s
+    assert all(after <= 2.5 * before for before, after in pairwise(REQUEST_BUCKETS_S))
+    assert ROW_BUCKETS[-1] >= MAX_ROWS
 
 
 def test_metrics_are_served_over_http_and_the_port_is_free_again_afterwards() -> None:
