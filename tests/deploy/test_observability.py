@@ -122,7 +122,10 @@ def test_queries_name_metrics_and_labels_of_the_reference() -> None:
 def test_every_sum_of_the_rules_is_one_for_each_namespace_and_model() -> None:
     """Review D8: rules summed over namespaces, so one cluster's trouble hid in another's health."""
     sums = [one for rule in rules() for one in re.findall(r"\bsum\b( by \([^)]*\))?", rule["expr"])]
-    assert sums and set(sums) <= {" by (namespace, model)", " by (namespace, model, le)"}
+    assert sums and set(sums) <= {" by (namespace, model)", " by (namespace, model, le)", " by (namespace)"}
+    of_gateways = [rule["expr"] for rule in rules() if "sum by (namespace) " in rule["expr"]]
+    named = [metric for query in of_gateways for metric, _ in selectors(query)]
+    assert set(named) == {"paceline_gateway_requests_total"}, "a gateway knows no model; others do"
 
 
 @pytest.mark.review
