@@ -17,7 +17,7 @@ from coordinator.placement.queue import WaitingQueue
 from coordinator.placement.target import Serving, Target
 from coordinator.protocols import Remote, RemoteTarget
 from coordinator.replicas.replica import Replica, models_up
-from coordinator.requests.generation import Generation, Request
+from coordinator.requests.generation import Generation, Request, request_ids
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.scheduler import TARGET_AWAY
 from paceline.errors import PacelineError, PeerUnavailable
@@ -183,7 +183,8 @@ class Dispatcher:
             target.replica.lose(failure)
         self.moved_count += len(generations)
         if generations:
-            log.warning("sequences move", away_from=target.replica.address, sequences=len(generations))
+            count, names = len(generations), request_ids(generations)
+            log.warning("sequences move", away_from=target.replica.address, sequences=count, requests=names)
         if target.replica.is_up and self._targets.get(target.replica.address) is target:
             target.start(self._ended)  # it came back meanwhile, or its circuit decides when it is tried again
         self._queue.put_back(generations)

@@ -117,10 +117,11 @@ def _check_choices(
         and 0 <= verdict.next_token_id < vocabulary_size
         and (not drafts or len(drafts) <= row.propose_count and 0 <= min(drafts) <= max(drafts) < vocabulary_size)
     ):
+        # Without the tokens, which may be of an output: the error is logged.
         raise _lie(
             row.sequence_id,
-            f"{verdict.accepted_count} accepted, token {verdict.next_token_id}, {verdict.cached_length} cached tokens"
-            f", drafts {drafts} of {row.propose_count}",
+            f"{verdict.accepted_count} of {len(verified)} accepted, {verdict.cached_length} cached tokens, "
+            f"{len(drafts)} drafts of {row.propose_count}, or a token beyond the vocabulary of {vocabulary_size}",
         )
     if verdict.logprobs:
         if len(verdict.logprobs) != verdict.accepted_count + 1:

@@ -4,7 +4,7 @@ The token list is the truth; the cached lengths are hints. Only the coordinator 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from coordinator.requests.acceptance import Acceptance, by_place
@@ -363,3 +363,8 @@ class Generation:
         """End the generation; its client gets `error`."""
         self.ended = True
         self.request.stream.put(error)
+
+
+def request_ids(generations: Iterable[Generation]) -> list[str]:
+    """Return the names of the generations' requests, for the log."""
+    return [*dict.fromkeys(one.request.request_id for one in generations)]

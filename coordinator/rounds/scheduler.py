@@ -13,7 +13,7 @@ import structlog
 
 from coordinator.protocols import Drafters, GuardedVerifier
 from coordinator.replicas.way import Way
-from coordinator.requests.generation import Generation
+from coordinator.requests.generation import Generation, request_ids
 from coordinator.rounds.further_rounds import NONE_FURTHER, FurtherCounts
 from coordinator.rounds.grouping import Grouping, Groups
 from coordinator.rounds.lessons import EndedRound, Lessons
@@ -84,7 +84,7 @@ class Scheduler:
         self._others = others
         self._way = way
         self._lessons = Lessons(address, grouping, way, statistics, metrics)
-        self._is_relieving = False
+        self._is_relieving = self._waits_for_room = False
         self._lost: PacelineError | None = None
         """The error for which a lane gave the target up. The others then begin no round, to count it once."""
 
@@ -178,7 +178,9 @@ class Scheduler:
             is_fallback=selection.is_fallback,
             others_wait=others_wait,
         )
-        if shortage and not self._lost:
+        if not shortage:
+            self._waits_for_room = False
+        elif not self._lost:
             await self._relieve(shortage)
         return self._lost
 
@@ -249,7 +251,8 @@ class Scheduler:
         elif not isinstance(error, PacelineError):
             log.error("a round failed unexpectedly", exc_info=error)
             error = PeerFailed("the coordinator failed unexpectedly; its log has the details")
-        log.warning("a group failed", target=self._address, error=str(error), sequences=len(group))
+        names = request_ids(group)
+        log.warning("a group failed", target=self._address, error=str(error), sequences=len(group), requests=names)
         if self._target.is_given_up:
             self._lost = error
         if isinstance(error, CallTimedOut) or len(group) == 1:
@@ -301,7 +304,9 @@ class Scheduler:
                 return
             self.pool.ran_short(self._free_token_count(shortage))
             if not await self._take_back(dict(shortage.missing_bytes)):
-                log.info("waiting for room in the target's cache", retry_after_s=shortage.retry_after_s)
+                if not self._waits_for_room:  # told once, however long others fill the cache
+                    log.info("waiting for room in the target's cache", target=self._address)
+                self._waits_for_room = True
                 await asyncio.sleep(shortage.retry_after_s)
         finally:
             self._is_relieving = False

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from coordinator.rounds.scheduler import LOSSES_TO_FAIL
 from coordinator.wiring import Clocks
-from paceline.errors import CallTimedOut, Overloaded, PeerUnavailable
+from paceline.errors import CallTimedOut, Overloaded, PeerFailed, PeerUnavailable
 from paceline.types import (
     CacheDescription,
     ModelDescription,
@@ -104,6 +105,29 @@ async def test_generations_of_a_dead_target_come_before_newer_ones() -> None:
     served = [row.sequence_id for call in second.calls for row in call]
     assert list(dict.fromkeys(served)) == [one.generations[0].sequence_id for one in (*old, new)]
     assert running.dispatcher.moved_count == 2
+
+
+async def test_lines_of_what_fails_and_of_what_moves_name_the_requests() -> None:
+    """They told how many, and nobody knew whose they were."""
+
+    def harm(number: int) -> None:
+        if number == 1:
+            raise PeerFailed("broken")
+        if number > 3:
+            first.away = KILLED
+
+    first, names = FakeVerifier(harm), ["five", "six"]
+    with capture_logs() as logs:
+        async with dispatching([], [first, FakeVerifier()], batch_size=2) as running:
+            running.targets[1].lose(KILLED)
+            requests = [submit(running, (n,)) for n in (5, 6)]
+            for request, name in zip(requests, names, strict=True):
+                request.request_id = name
+            await until(lambda: running.dispatcher.describe()[0].state is ReplicaState.DOWN)
+            await running.targets[1].look()
+            assert [await output(one) for one in requests] == [whole((n,)) for n in (5, 6)]
+    told = {one["event"]: sorted(one["requests"]) for one in logs if "requests" in one}
+    assert told == {"a group failed": names, "sequences move": names}
 
 
 async def test_with_no_target_left_generations_wait_for_one_and_go_on_there() -> None:

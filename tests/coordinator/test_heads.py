@@ -21,5 +21,14 @@ def test_heads_may_draft_tokens_of_the_vocabulary_up_to_what_was_asked(
     if is_true:
         check_verdicts([row], verdicts, VOCABULARY_SIZE)
     else:
-        with pytest.raises(PeerFailed, match="cannot be true: 0 accepted, token 7, 2 cached tokens, drafts .* of 1"):
+        words = f"cannot be true: 0 of 0 accepted, 2 cached tokens, {len(token_ids)} drafts of 1"
+        with pytest.raises(PeerFailed, match=words):
             check_verdicts([row], verdicts, VOCABULARY_SIZE)
+
+
+def test_an_answer_that_cannot_be_true_is_told_without_its_tokens() -> None:
+    """They are an output's, and the error is logged."""
+    verdict = Verdict(0, 4141, 9, draft_token_ids=(4242, 4343))
+    with pytest.raises(PeerFailed) as refusal:
+        check_verdicts([VerifyRow("a", 0, (1, 2), (), propose_count=2)], Verdicts([verdict]), 5000)
+    assert not [token for token in ("4141", "4242", "4343") if token in refusal.value.message]

@@ -98,6 +98,23 @@ async def test_a_target_that_lies_of_what_it_cut_costs_no_output(answer: Sequenc
     assert verifier.cut_count and not verifier.token_ids
 
 
+async def test_a_wait_for_room_that_others_hold_is_told_once_however_long_it_lasts() -> None:
+    """A line a second was written, for as long as another coordinator's sequences filled the cache."""
+
+    def leave(number: int) -> None:
+        if number in (6, 12):
+            verifier.token_ids.pop("of another", None)
+        if number == 8:
+            verifier.token_ids["of another"] = [0] * 38
+
+    verifier = FakeVerifier(leave, capacity_tokens=40)
+    verifier.token_ids["of another"] = [0] * 39
+    with capture_logs() as logs:
+        async with scheduling(FakeDrafter(0.5), verifier, draft_count=1) as (admission, scheduler):
+            assert await generate_all(admission, scheduler, [(5, 6)], 20) == [continuation((5, 6), 20)]
+    assert [one["event"] for one in logs] == ["waiting for room in the target's cache"] * 2
+
+
 @pytest.mark.parametrize("step", ["plan", "observe"])
 async def test_a_planner_that_fails_costs_no_output(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error in what was learned from a round failed the round's requests, whose tokens were there already."""
