@@ -56,6 +56,7 @@ class Dispatcher:
         self._matching = Matching()
         self._none_serves_since_s: float | None = clock()
         self._serving_changed = asyncio.Event()
+        self._was_serving = False
         self._is_closed = False
         self._is_distributing = False
         self.moved_count = 0
@@ -76,8 +77,13 @@ class Dispatcher:
 
     @property
     def is_serving(self) -> bool:
-        """Whether a target serves; if none does, requests can only wait."""
-        return self._none_serves_since_s is None
+        """Whether a target serves or, with nothing else to try it, waits to be tried; if not, requests can only wait.
+
+        Where none are sent to who does not serve, nothing would else ever try it.
+        """
+        if self._none_serves_since_s is None:
+            return True
+        return not self._queue and any(target.may_be_tried for target in self._targets.values())
 
     async def tell_serving(self, tell: Callable[[bool], Awaitable[None]]) -> None:
         """Call `tell` with `is_serving`, now and whenever it changes, until cancelled."""
@@ -198,10 +204,12 @@ class Dispatcher:
             # A target that is about to leave goes on as long as there is no other.
             if not target.replica.is_up and (is_served or target.replica.state is not ReplicaState.DRAINING):
                 target.stop()
-        if is_served is not self.is_serving:
+        if is_served is not (self._none_serves_since_s is None):
             self._none_serves_since_s = None if is_served else self._clock()
-            self._serving_changed.set()
         self.distribute()
+        if self.is_serving is not self._was_serving:
+            self._was_serving = not self._was_serving
+            self._serving_changed.set()
 
     def distribute(self) -> None:
         """Give waiting generations to the targets that have room."""

@@ -54,7 +54,7 @@ class Target:
     @property
     def is_usable(self) -> bool:
         """Whether it serves, or may be tried."""
-        return self._takes_generations and self._circuit_state is not CircuitState.OPEN or self._may_be_tried
+        return self._takes_generations and self._circuit_state is not CircuitState.OPEN or self.may_be_tried
 
     @property
     def is_healthy(self) -> bool:
@@ -67,7 +67,7 @@ class Target:
             return 0
         if self._circuit_state is CircuitState.CLOSED:
             return self._serving.scheduler.pool.free_count
-        return int(self._may_be_tried)
+        return int(self.may_be_tried)
 
     @property
     def is_on_trial(self) -> bool:
@@ -146,7 +146,8 @@ class Target:
         return self._serving.guard.circuit.state if self._serving else CircuitState.CLOSED
 
     @property
-    def _may_be_tried(self) -> bool:
+    def may_be_tried(self) -> bool:
+        """Whether its circuit is open, and the next generation shows whether it works again."""
         return (
             self._takes_generations
             and self._serving is not None

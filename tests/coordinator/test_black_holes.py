@@ -329,3 +329,38 @@ async def test_it_is_told_when_no_target_serves_and_when_one_does_again() -> Non
         await running.targets[0].look()
         await until(lambda: told == [True, False, True])
         telling.cancel()
+
+
+async def test_a_coordinator_serves_again_when_its_only_target_may_be_tried_and_nobody_waits() -> None:
+    """It said NOT_SERVING for ever: where that keeps requests away, as a Service does, none came to try the target."""
+    clock, broken, told = Clock(), failing(PeerFailed("broken")), list[bool]()
+
+    async def tell(is_serving: bool) -> None:
+        told.append(is_serving)
+
+    async with dispatching([], [broken], clocks=Clocks(circuits=clock)) as running:
+        telling = asyncio.create_task(running.dispatcher.tell_serving(tell))
+        requests = [submit(running, (n,)) for n in range(5, 5 + FAILURES_TO_OPEN)]
+        await until(lambda: told == [True, False])
+        for request in requests:
+            running.dispatcher.abandon(request)
+        clock.advance(60)
+        running.dispatcher.changed(running.targets[0])
+        await until(lambda: told == [True, False, True])
+        broken.before = lambda number: None
+        assert await output(submit(running, (9,))) == whole((9,))
+        running.dispatcher.changed(running.targets[0])
+        await until(lambda: running.dispatcher.describe()[0].circuit is CircuitState.CLOSED)
+        assert running.dispatcher.is_serving
+        telling.cancel()
+
+
+async def test_a_coordinator_whose_requests_wait_to_try_its_only_target_asks_for_no_more() -> None:
+    clock, broken = Clock(), failing(PeerFailed("broken"))
+    async with dispatching([], [broken], clocks=Clocks(circuits=clock)) as running:
+        for number in range(5, 13):
+            submit(running, (number,))
+        await until(lambda: running.dispatcher.describe()[0].circuit is CircuitState.OPEN)
+        await until(lambda: running.dispatcher.live_count == 0)
+        clock.advance(60)
+        assert running.dispatcher.waiting_count and not running.dispatcher.is_serving
