@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, Literal
 
 import grpc
@@ -33,6 +34,7 @@ from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import Dtype, PolicyName, Quantization
 from paceline.wire import Exchanges, ServerOptions, open_channel, running_server
 from target_service import servicer as target_servicer
+from tests.waits import until
 
 OPTIONS = EngineOptions(kv_memory="256MiB")
 
@@ -111,14 +113,27 @@ async def model_server(
     worker.close()
 
 
+@asynccontextmanager
+async def held_up(worker: ModelWorker) -> AsyncIterator[None]:
+    """Keep a worker from other work while the block runs, and no longer: its thread would outlast a test that fails."""
+    go_on = Event()
+    held = asyncio.create_task(worker.run(go_on.wait))
+    try:
+        yield
+    finally:
+        go_on.set()
+        await held
+
+
 async def calls_of_callers(worker: ModelWorker, count: int) -> list[Call[Any]]:
     """Return the calls that wait for a worker that is held up, once they are those of so many callers."""
-    while True:
+
+    def waiting() -> list[Call[Any]]:
         # Other work waits too, and second calls of one coordinator, which have a turn of their own.
-        calls = [one.call for one in worker._queue.waiting() if one.call]
-        if len({one.caller for one in calls}) >= count:
-            return calls
-        await asyncio.sleep(0.01)
+        return [one.call for one in worker._queue.waiting() if one.call]
+
+    await until(lambda: len({one.caller for one in waiting()}) >= count)
+    return waiting()
 
 
 @asynccontextmanager

@@ -1,14 +1,12 @@
 """A tracer whose spans stay in memory, as the records that `paceline trace` reads."""
 
-import asyncio
-from collections.abc import Callable
-
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from paceline.observe.records import SpanRecord
 from paceline.observe.spans.file_exporter import to_record
 from paceline.observe.spans.provider import make_provider, make_tracer
+from tests.waits import until
 
 
 class Spans:
@@ -29,8 +27,3 @@ class Spans:
         await until(lambda: bool(self(name, kind)))
         (span,) = self(name, kind)
         return span
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)

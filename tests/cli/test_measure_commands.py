@@ -1,6 +1,5 @@
 """`paceline bench` and `paceline equivalence`, complete, with little work."""
 
-import asyncio
 import json
 import os
 import signal
@@ -21,6 +20,7 @@ from paceline.measure.contention import Contention, Moment
 from tests.commands import ended, paceline_here, start
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.watches import FakeWatch
+from tests.waits import until
 
 SMALL = ("--prompt-count", "3", "--max-new-tokens", "8", "--batch-sizes", "2")
 BENCH = ("bench", *SMALL, "--systems", "hf,speculative")
@@ -101,8 +101,7 @@ def test_an_interrupted_bench_keeps_and_shows_what_it_measured(
 @pytest.mark.parametrize("interruption", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupted_bench_leaves_no_service_behind(interruption: signal.Signals, tmp_path: Path) -> None:
     process = await start("paceline", *OURS, "--runs", "1000", "--output", str(tmp_path))
-    while not (tmp_path / "result.json").exists():
-        await asyncio.sleep(0.05)
+    await until((tmp_path / "result.json").exists)
     services = psutil.Process(process.pid).children()
     process.send_signal(interruption)
     await ended(process)

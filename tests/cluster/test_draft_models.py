@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -14,8 +13,8 @@ from coordinator.drafting import guarded_draft
 from paceline.client import Client
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, ReplicaState, SamplingParameters, TokenIds
 from tests.checkpoints import write_related_draft
-from tests.cluster.test_recovery import coordinating, disturbed, until
-from tests.clusters import ModelServer, model_server
+from tests.cluster.test_recovery import coordinating, disturbed, until_replica
+from tests.clusters import ModelServer, held_up, model_server
 from tests.conftest import PairOfCheckpoints
 from tests.ports import port_for_later
 
@@ -72,7 +71,7 @@ async def coordinating_two(target: Path, drafts: Sequence[str]) -> AsyncIterator
         addresses = ",".join((first.address, second.address, later))
         async with coordinating(verifying.address, addresses) as client:
             for one in (first, second):
-                await until(client, one.address, ReplicaState.UP)
+                await until_replica(client, one.address, ReplicaState.UP)
             yield Running(client, verifying, stops, later)
 
 
@@ -95,18 +94,15 @@ async def test_one_draft_model_stops_and_another_joins_under_requests_and_no_out
     pairs: dict[str, PairOfCheckpoints], drafts: list[str]
 ) -> None:
     first, second, third = drafts
-    go_on = Event()
     async with coordinating_two(pairs["Llama"].target, drafts) as running, AsyncExitStack() as joins:
 
         async def swap() -> None:
             """The target waits meanwhile, so that no request ends before it."""
-            held = asyncio.create_task(running.target.worker.run(go_on.wait))
-            await running.first.aclose()
-            port = int(running.later.rpartition(":")[2])
-            await joins.enter_async_context(model_server("draft", third, port=port))
-            await until(running.client, running.later, ReplicaState.UP)
-            go_on.set()
-            await held
+            async with held_up(running.target.worker):
+                await running.first.aclose()
+                port = int(running.later.rpartition(":")[2])
+                await joins.enter_async_context(model_server("draft", third, port=port))
+                await until_replica(running.client, running.later, ReplicaState.UP)
 
         expected = await running.outputs([replace(one, max_draft_count=0) for one in REQUESTS])
         assert await running.outputs(naming(first)) == expected

@@ -16,7 +16,7 @@ from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.process.service_process import announced_endpoint
 from paceline.types import DraftSource, GenerationRequest, ReplicaState, TokenIds
 from tests.checkpoints import FAMILIES, VOCABULARY_SIZE, write_model, write_related_draft
-from tests.cluster.test_recovery import REQUESTS, completions, coordinating, undisturbed, until
+from tests.cluster.test_recovery import REQUESTS, completions, coordinating, undisturbed, until_replica
 from tests.commands import ended, start
 from tests.conftest import PairOfCheckpoints
 from tests.engine.test_families import EXPERTS
@@ -77,13 +77,13 @@ async def test_a_rank_that_ends_or_hangs_ends_the_group_and_costs_no_token(
             assert not all(task.done() for task in tasks)
             disturb()
             assert [one.token_ids for one in await asyncio.gather(*tasks)] == expected
-            await until(client, service.address, ReplicaState.DOWN)
+            await until_replica(client, service.address, ReplicaState.DOWN)
             if victim != "first":
                 assert await service.ended() == 1
             await asyncio.to_thread(follower.wait, 30)
             # What a supervisor does.
             await service.start_again()
-            await until(client, service.address, ReplicaState.UP)
+            await until_replica(client, service.address, ReplicaState.UP)
         await until_freed(alone, draft)
 
 

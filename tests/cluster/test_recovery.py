@@ -84,7 +84,7 @@ async def disturbed(client: Client, disturb: Disturb, requests: Sequence[Generat
     return [one for own in outputs for one in own]
 
 
-async def until(client: Client, address: str, wanted: ReplicaState) -> None:
+async def until_replica(client: Client, address: str, wanted: ReplicaState) -> None:
     """Wait until the replica at the address is in the wanted state."""
     while True:
         described = await client.describe()
@@ -104,7 +104,7 @@ async def test_a_service_killed_and_started_again_costs_no_token(
     requests = [replace(one, drafting=DraftingOptions((source,))) for one in REQUESTS]
     async with coordinating(target.address, draft.address) as client:
         assert await disturbed(client, victim.restart, requests) == expected
-        await until(client, victim.address, ReplicaState.UP)
+        await until_replica(client, victim.address, ReplicaState.UP)
         (usage,) = (await client.complete(requests[0])).finish.usage.sources
         assert usage.source is source
         assert usage.drafted_count > 0
@@ -122,15 +122,15 @@ async def test_of_two_targets_one_may_be_killed_and_one_paused(
             one.kill()
 
         assert await disturbed(client, kill) == expected
-        await until(client, one.address, ReplicaState.DOWN)
+        await until_replica(client, one.address, ReplicaState.DOWN)
         await one.start_again()
-        await until(client, one.address, ReplicaState.UP)
+        await until_replica(client, one.address, ReplicaState.UP)
 
         async def pause() -> None:
             other.pause()
 
         assert await disturbed(client, pause) == expected
-        await until(client, other.address, ReplicaState.DOWN)
+        await until_replica(client, other.address, ReplicaState.DOWN)
         other.resume()
         # A resumed service frees what it held when it was paused, because it can be told now.
         await until_freed(one, other, draft, second)
@@ -149,7 +149,7 @@ async def test_a_paused_draft_is_done_without_and_taken_back(
         assert await disturbed(client, pause) == expected
         assert (await client.describe()).drafts[0].circuit is CircuitState.OPEN
         draft.resume()
-        await until(client, draft.address, ReplicaState.UP)
+        await until_replica(client, draft.address, ReplicaState.UP)
         while not (await client.complete(REQUESTS[0])).finish.usage.drafted_count:
             pass
         await until_freed(target, draft)
@@ -176,12 +176,12 @@ async def test_connections_cut_stalled_and_late_cost_no_token(role: str, expecte
 
             async def stall() -> None:
                 proxy.stall()
-                await until(client, proxy.address, ReplicaState.DOWN)
+                await until_replica(client, proxy.address, ReplicaState.DOWN)
                 proxy.flow()
 
             for disturb in (cut, delay, stall):
                 assert await disturbed(client, disturb) == expected, disturb.__name__
-            await until(client, proxy.address, ReplicaState.UP)
+            await until_replica(client, proxy.address, ReplicaState.UP)
             await until_freed(target, draft)
 
 
@@ -191,7 +191,7 @@ async def test_a_draft_that_joins_late_is_used(expected: Outputs, models: Models
     async with coordinating(target.address, draft.address) as client:
         assert (await client.describe()).draft is None
         assert await disturbed(client, draft.start_again) == expected
-        await until(client, draft.address, ReplicaState.UP)
+        await until_replica(client, draft.address, ReplicaState.UP)
         assert (await client.complete(REQUESTS[0])).finish.usage.drafted_count > 0
         await until_freed(target, draft)
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import pytest
@@ -39,7 +38,7 @@ from target_service.config import TargetSettings
 from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
 from target_service.servicer import add_target_service
 from tests.certificates import Authority
-from tests.clusters import ModelServer, calls_of_callers, cluster, model_server
+from tests.clusters import ModelServer, calls_of_callers, cluster, held_up, model_server
 from tests.conftest import PairOfCheckpoints
 
 ROOT = Path(__file__).parents[2]
@@ -288,21 +287,20 @@ async def test_callers_of_a_service_have_the_weights_of_the_names_in_their_certi
         "both": ["both.test", "batch.test", "chat.test"],
         "other": ["other.test"],
     }
-    go_on, weights = Event(), "batch.test=0.5,chat.test=3"
+    weights = "batch.test=0.5,chat.test=3"
     async with (
         weighing_target(pairs["Llama"].target, authority, weights, monkeypatch) as (address, worker),
         AsyncExitStack() as stack,
     ):
-        held = asyncio.create_task(worker.run(go_on.wait))
         verifying = list[asyncio.Task[Any]]()
-        for sequence_id, shown in names.items():
-            security = showing(authority, *shown)
-            channel = await stack.enter_async_context(open_channel(address, security=security))
-            row = VerifyRow(sequence_id, 0, PROMPT, ())
-            verifying.append(asyncio.create_task(RemoteVerifier(channel, TIMEOUT_S).verify([row])))
-        calls = await calls_of_callers(worker, len(names))
-        go_on.set()
-        await asyncio.gather(held, *verifying)
+        async with held_up(worker):
+            for sequence_id, shown in names.items():
+                security = showing(authority, *shown)
+                channel = await stack.enter_async_context(open_channel(address, security=security))
+                row = VerifyRow(sequence_id, 0, PROMPT, ())
+                verifying.append(asyncio.create_task(RemoteVerifier(channel, TIMEOUT_S).verify([row])))
+            calls = await calls_of_callers(worker, len(names))
+        await asyncio.gather(*verifying)
     found = {call.rows[0].sequence_id.removeprefix(call.caller.scope): call.caller.weight for call in calls}
     assert found == {"heavy": 3.0, "light": 0.5, "both": 3.0, "other": 1.0}
 

@@ -1,7 +1,6 @@
 """The model services over real gRPC: the state protocol row by row, health, reflection, and bad input."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -34,8 +33,9 @@ from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import translated_errors
 from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE
-from tests.clusters import ModelServer, model_server
+from tests.clusters import ModelServer, held_up, model_server
 from tests.conftest import PairOfCheckpoints
+from tests.waits import until
 
 TIMEOUT_S = 60.0
 PROMPT = (20, 21, 22, 23)
@@ -307,22 +307,14 @@ def health_stub(server: ModelServer) -> Any:  # the published stubs declare no m
 async def test_a_release_is_carried_out_though_its_caller_waits_no_longer(target: ModelServer) -> None:
     """Callers wait five seconds; of a target whose passes take longer nothing was ever freed."""
     await verify(target, VerifyRow("a", 0, PROMPT, ()))
-    finish = threading.Event()
-    busy = asyncio.ensure_future(target.worker.run(finish.wait))
     request, stub = target_service_pb2.ReleaseTargetSequencesRequest(sequence_ids=["a"]), health_stub(target)
-    asked = TargetServiceStub(target.channel).ReleaseTargetSequences(request)
-    try:
-        while target.worker.call_count < 2:
-            await asyncio.sleep(0.01)
+    async with held_up(target.worker):
+        asked = TargetServiceStub(target.channel).ReleaseTargetSequences(request)
+        await until(lambda: target.worker.call_count == 2)
         asked.cancel()
         for _ in range(3):  # by the same connection, so the service knows of the end then
             await stub.Check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
-    finally:
-        finish.set()
-    await busy
-    async with asyncio.timeout(TIMEOUT_S):
-        while target.runner.describe().cache.sequence_count:
-            await asyncio.sleep(0.01)
+    await until(lambda: not target.runner.describe().cache.sequence_count)
 
 
 async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:
@@ -334,17 +326,12 @@ async def test_a_model_without_tokenizer_says_so(target: ModelServer) -> None:
 
 async def test_health_answers_while_the_model_works(target: ModelServer) -> None:
     stub = health_stub(target)
-    finish = threading.Event()
-    busy = asyncio.ensure_future(target.worker.run(finish.wait))
-    waiting = asyncio.ensure_future(verify(target, VerifyRow("a", 0, PROMPT, ())))
-    try:
+    async with held_up(target.worker):
+        waiting = asyncio.ensure_future(verify(target, VerifyRow("a", 0, PROMPT, ())))
         for service in ("", "paceline.v1.TargetService"):
             response = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert response.status == health_pb2.HealthCheckResponse.SERVING
         assert not waiting.done()
-    finally:
-        finish.set()
-    await busy
     assert isinstance((await waiting)[0], Verdict)
 
 

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from threading import Event
 
 import pytest
 
@@ -21,7 +20,7 @@ from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
 from paceline.types import DraftingOptions, DraftSource, GenerationRequest, SamplingParameters, TokenIds
 from tests.checkpoints import VOCABULARY_SIZE, write_related_draft
-from tests.clusters import OPTIONS, ModelServer, calls_of_callers, cluster, model_server
+from tests.clusters import OPTIONS, ModelServer, calls_of_callers, cluster, held_up, model_server
 from tests.conftest import PairOfCheckpoints
 
 COUNT = 4
@@ -75,16 +74,14 @@ async def outputs(running: Sharing, asked: Sequence[GenerationRequest]) -> list[
 async def test_calls_of_coordinators_that_wait_share_a_pass_and_no_output_changes(
     pairs: dict[str, PairOfCheckpoints],
 ) -> None:
-    asked, go_on = requests(2 * COUNT, 12), Event()
+    asked = requests(2 * COUNT, 12)
     passes: list[PassSize] = []
     async with sharing(pairs["Llama"], AMPLE) as running:
         running.target.runner.on_pass = passes.append
-        blocked = asyncio.create_task(running.target.worker.run(go_on.wait))
-        answering = asyncio.create_task(outputs(running, asked))
-        await calls_of_callers(running.target.worker, COUNT)
-        go_on.set()
+        async with held_up(running.target.worker):
+            answering = asyncio.create_task(outputs(running, asked))
+            await calls_of_callers(running.target.worker, COUNT)
         found = await answering
-        await blocked
     assert passes[0].row_count >= COUNT
     assert found == await outputs_alone(pairs["Llama"], asked)
 
@@ -108,18 +105,15 @@ async def test_one_draft_service_drafts_for_two_targets_and_each_keeps_its_own_o
     between = write_related_draft(tmp_path / "between", own, "Llama", noise=0.025)
     drafted = [replace(one, drafting=DraftingOptions((DraftSource.DRAFT,))) for one in requests(COUNT, 12)]
     plain = [replace(one, max_draft_count=0) for one in drafted]
-    go_on = Event()
     async with AsyncExitStack() as stack:
         draft = await stack.enter_async_context(model_server("draft", between, OPTIONS))
         targets = [await stack.enter_async_context(model_server("target", one, OPTIONS)) for one in (own, others)]
         clients = [await stack.enter_async_context(coordinating(one, draft)) for one in targets]
         expected = [[(await client.complete(one)).token_ids for one in plain] for client in clients]
-        blocked = asyncio.create_task(draft.worker.run(go_on.wait))
-        answering = [asyncio.create_task(client.complete(one)) for client in clients for one in drafted]
-        await calls_of_callers(draft.worker, len(clients))
-        go_on.set()
+        async with held_up(draft.worker):
+            answering = [asyncio.create_task(client.complete(one)) for client in clients for one in drafted]
+            await calls_of_callers(draft.worker, len(clients))
         completions = await asyncio.gather(*answering)
-        await blocked
     parts = completions[:COUNT], completions[COUNT:]
     assert [[one.token_ids for one in part] for part in parts] == expected
     assert all(mine != theirs for mine, theirs in zip(*expected, strict=True))

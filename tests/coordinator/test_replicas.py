@@ -23,7 +23,7 @@ from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState, TokenizerFiles
 from tests.coordinators import admission, fits
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, describe
-from tests.spans import until
+from tests.waits import until
 
 NAME = HostPort("targets", 7702)
 

@@ -44,6 +44,7 @@ from paceline.wire import open_channel
 from tests.coordinators import fake_cluster, fake_server
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, HeldVerifier
 from tests.scrapes import REFERENCE, by_label, value
+from tests.waits import until
 
 PROMPT = TokenIds((9, 9, 9))
 TEN_TOKENS = GenerationRequest(PROMPT, 10, ignore_end_tokens=True)
@@ -56,8 +57,7 @@ def lines(logs: list[Any]) -> list[Any]:
 
 async def line_of(logs: list[Any]) -> Any:
     """Wait for the request's one log line, which the coordinator writes when it learns of the end."""
-    while not lines(logs):
-        await asyncio.sleep(0.01)
+    await until(lambda: lines(logs))
     (line,) = lines(logs)
     return line
 
@@ -193,8 +193,7 @@ async def test_a_refused_request_says_which_field_was_wrong() -> None:
 async def test_a_request_that_finds_the_queue_full_is_rejected_for_it() -> None:
     async with serving(HeldVerifier(0), queue_limit=1) as (client, registry, logs):
         held = [asyncio.ensure_future(client.complete(ENDLESS)) for _ in range(2)]
-        while value(registry, "sequences_running") + value(registry, "sequences_waiting") < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: value(registry, "sequences_running") + value(registry, "sequences_waiting") == 2)
         with pytest.raises(Overloaded):
             await client.complete(TEN_TOKENS)
         line = await line_of(logs)
@@ -202,8 +201,7 @@ async def test_a_request_that_finds_the_queue_full_is_rejected_for_it() -> None:
         assert by_label(registry, "requests_rejected_total", "reason") == {"OVERLOADED": 1}
         for one in held:
             one.cancel()
-        while len(lines(logs)) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(lines(logs)) == 3)
         # One of them was never in a round: it spent all its time in the queue.
         assert by_label(registry, "requests_total", "code") == {"RESOURCE_EXHAUSTED": 1, "CANCELLED": 2}
         assert value(registry, "request_queue_seconds_count") == 2

@@ -1,11 +1,11 @@
 """Common steps of tests with several targets: ask, wait, compare."""
 
-import asyncio
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from coordinator.requests.generation import Request
 from paceline.types import GenerationRequest, TokenIds
+from tests import waits
 from tests.coordinators import Dispatched
 from tests.fakes.model_services import continuation
 
@@ -25,13 +25,12 @@ def submit(
     return request
 
 
+until = partial(waits.until, pause_s=0.0)
+"""Looks at every turn of the loop: between fakes a round takes few of them."""
+
+
 async def output(request: Request) -> list[int]:
     return [token.token_id async for piece in request.stream.pieces() for token in piece.tokens]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0)
 
 
 def whole(prompt: tuple[int, ...], count: int = 30, language: int = 17) -> list[int]:

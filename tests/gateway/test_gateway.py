@@ -25,7 +25,7 @@ from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, 
 from tests.fuzzing.bad_requests import MAX_BODY_BYTES, BadRequest, bad_requests
 from tests.fuzzing.http_answers import answer_to, complaint
 from tests.scrapes import value
-from tests.spans import until
+from tests.waits import until
 
 COMPLETIONS = "/v1/completions"
 

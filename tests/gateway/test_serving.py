@@ -31,7 +31,8 @@ from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces
 from tests.scrapes import by_label, value
-from tests.spans import Spans, until
+from tests.spans import Spans
+from tests.waits import until
 
 NOWHERE = "127.0.0.1:1"
 ASKED = {"prompt": [4, 5], "max_tokens": 20, "temperature": 0, "return_token_ids": True}
@@ -218,8 +219,7 @@ async def test_requests_that_outlast_the_time_to_stop_are_told_so(is_streamed: b
     ):
         async with gateway(server.address, shutdown_grace_s=0.01) as address:
             asking = asyncio.create_task(http.post(f"http://{address}{COMPLETIONS}", json=asked))
-            while not verifier.calls:
-                await asyncio.sleep(0.01)
+            await until(lambda: verifier.calls)
         answer = await asking
         verifier.open.set()
     if is_streamed:
@@ -253,8 +253,7 @@ async def test_a_connection_on_which_no_request_comes_is_ended_and_one_that_wait
         client(address) as http,
     ):
         asking = asyncio.create_task(http.post(COMPLETIONS, json=ASKED))
-        while not verifier.calls:
-            await asyncio.sleep(0.01)
+        await until(lambda: verifier.calls)
         assert connections[0].timeout_keep_alive_task is None
         monkeypatch.setattr(Http, "timeout_keep_alive", property(lambda _: 0.05, lambda _, value: None), raising=False)
         host, _, port = address.rpartition(":")

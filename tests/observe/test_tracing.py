@@ -32,8 +32,9 @@ from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel, running_server
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
-from tests.spans import Spans, until
+from tests.spans import Spans
 from tests.trees import tree_of
+from tests.waits import until
 
 
 @pytest.fixture(autouse=True)

@@ -32,7 +32,7 @@ from paceline.wire import exchange as exchange_module
 from paceline.wire.reopening import ReopeningChannel
 from tests.fakes.draft_servers import draft_server
 from tests.fakes.proxy import running_proxy
-from tests.spans import until
+from tests.waits import until
 
 TIMEOUT_S = 60.0
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from paceline.wire import RunningServer, ServerOptions, lasting, open_channel, running_server
 from paceline.wire.lasting import HeardCalls, LastingServer
-from tests.spans import until
+from tests.waits import until
 
 TIMEOUT_S = 60.0
 Status = health_pb2.HealthCheckResponse
