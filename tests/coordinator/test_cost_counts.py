@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
+from coordinator.requests.generation import Generation
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
 from paceline.errors import PeerUnavailable
-from paceline.types import AcceptanceCounts, CallCosts, DraftSource, HopTime, MeasuredCosts, Usage
+from paceline.types import AcceptanceCounts, CallCosts, DraftSource, HopTime, MeasuredCosts
+from tests.generations import generation_of
 
 MODEL = "draft"
 
@@ -70,15 +70,11 @@ def test_a_draft_after_a_wrong_one_was_not_compared() -> None:
     assert costs.snapshot().acceptances == (AcceptanceCounts(DraftSource.DRAFT, MODEL, (3, 2, 2, 1), (2, 2, 1, 1)),)
 
 
-def generation() -> Generation:
-    return Generation("one", [1], Output(StopRules(1000, frozenset()), None), 4, Usage(1), Request())
-
-
 def outputs(rates: list[float]) -> CostCounts:
     """Outputs of 100 rounds, whose drafts are right at these rates."""
     rng, costs = random.Random(1), CostCounts()
     for rate in rates:
-        one = generation()
+        one = generation_of(max_new_tokens=1000)
         for number in range(100):
             last = replace(row(1, int(rng.random() < rate), one), is_last=number == 99)
             costs.add(report([last]), 1, 0.5)
@@ -105,7 +101,7 @@ def test_an_output_counts_whatever_its_last_round_had(last_round: RoundReport) -
     """One that ended in a round without the source's drafts was left out, as a quarter were: a token alone has none."""
     costs = CostCounts()
     for accepted_count in (0, 4):
-        one = generation()
+        one = generation_of(max_new_tokens=1000)
         for _ in range(20):
             costs.add(report([row(4, accepted_count, one)]), 1, 0.5)
         costs.add(replace(last_round, rows=[replace(last_round.rows[0], generation=one, is_last=True)]), 1, 0.5)

@@ -7,17 +7,17 @@ import pytest
 
 from coordinator.drafting.calibration import Calibration
 from coordinator.requests.committed_tokens import TokenList
-from coordinator.requests.generation import Generation, HeadsDraft, Request
+from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.requests.guess import Guess
-from coordinator.requests.output import Output, StopRules
 from coordinator.rounds import acceptances
 from coordinator.rounds.acceptances import GUESSED_ROWS
 from coordinator.rounds.auto_planner import AutoPlanner
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner, Wish
-from paceline.types import DraftingOptions, DraftSource, HopTime, Usage
+from paceline.types import DraftingOptions, DraftSource, HopTime
 from tests.fakes.draft_worlds import MAX_LENGTHS, World, simulate
+from tests.generations import generation_of
 
 COUNT = 3
 SURE, WEAK = 20, 0
@@ -47,8 +47,7 @@ class Says:
 
 def generation(match_length: int | None = None, drafting: DraftingOptions = ANY_SOURCE) -> Generation:
     guessers = {} if match_length is None else {DraftSource.SUFFIX: Says(match_length)}
-    output = Output(StopRules(100, frozenset()), None)
-    return Generation("one", [1, 2], output, 64, Usage(2), Request(), guessers=guessers, drafting=drafting)
+    return generation_of(guessers=guessers, drafting=drafting)
 
 
 def wish_of(one: Generation, *models: str, planner: FixedPlanner | None = None) -> Wish:
@@ -86,7 +85,7 @@ def test_heads_have_the_place_that_an_order_of_sources_gives_them(planner: Draft
     """They came last, whatever the order."""
     for order in ((DraftSource.HEADS, DraftSource.SUFFIX), (DraftSource.SUFFIX, DraftSource.HEADS)):
         one = generation(SURE, DraftingOptions(order, in_order=True))
-        one.heads_draft = HeadsDraft(2, (4, 5, 6), COUNT)
+        one.heads_draft = HeadsDraft(len(one.token_ids), (4, 5, 6), COUNT)
         assert planner.plan([one], {})[one].source is order[0]
 
 

@@ -9,9 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.replicas.plausibility import check_verdicts
 from coordinator.requests.committed_tokens import TokenList
-from coordinator.requests.generation import Generation, HeadsDraft, Request
+from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.requests.guess import Guess
-from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.acceptances import Acceptances
 from coordinator.rounds.cost_counts import CostCounts
 from coordinator.rounds.costs import CONSTANT, DRAFTED, HEADS, HEADS_CALL, TARGET_PARTS, RoundWork
@@ -29,7 +28,6 @@ from paceline.types import (
     GenerationRequest,
     HopTime,
     TokenIds,
-    Usage,
     Verdict,
     Verdicts,
     VerifyRow,
@@ -44,16 +42,12 @@ from tests.fakes.model_services import (
     continuation,
     next_token,
 )
+from tests.generations import generation_of
 
 LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
 PROMPT = (5, 6, 7)
 HEADS_COUNT = 3
 DRAFTED_BY_HEADS = Wish(propose_count=HEADS_COUNT)
-
-
-def generation_of(prompt: Sequence[int] = PROMPT, max_new_tokens: int = 40, name: str = "one") -> Generation:
-    output = Output(StopRules(max_new_tokens, frozenset()), None)
-    return Generation(name, list(prompt), output, 64, Usage(len(prompt)), Request())
 
 
 async def asked_for(
@@ -366,8 +360,7 @@ def test_costs_see_two_verifies_in_the_time_of_both() -> None:
 async def test_what_follows_the_end_of_an_output_takes_its_time_and_is_no_round() -> None:
     """All of a call's time was put down to the rounds before the end: passes seemed twice as long or more."""
     clock = Clock()
-    verifier, one = Far(clock), generation_of(max_new_tokens=40)
-    one.output = Output(StopRules(40, frozenset([continuation(PROMPT, 1)[0]])), None)
+    verifier, one = Far(clock), generation_of(PROMPT, end_token_ids=frozenset(continuation(PROMPT, 1)))
     report = await run_round({one: Wish()}, {}, verifier, LIMITS, further=FurtherCounts(3, 3), clock=clock)
     assert one.ended and (report.pass_count, len(report.further)) == (4, 0)
     assert report.further_s == pytest.approx(3.0)

@@ -1,18 +1,15 @@
 """The pool: places, order, and the time a generation starts to wait."""
 
 from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
 from coordinator.requests.stream import UNREAD_TOKENS
 from coordinator.rounds.pool import GenerationPool
-from paceline.types import OutputPiece, OutputToken, Usage
+from paceline.types import OutputPiece, OutputToken
+from tests.generations import generation_of
 
 
 def generations(count: int) -> list[Generation]:
-    rules = StopRules(max_new_tokens=9, end_token_ids=frozenset())
-    return [
-        Generation(str(index), [1], Output(rules, None), 0, Usage(1), Request(arrival=index, submitted_s=10.0))
-        for index in range(count)
-    ]
+    requests = [Request(arrival=index, submitted_s=10.0) for index in range(count)]
+    return [generation_of(name=str(one.arrival), request=one) for one in requests]
 
 
 def test_a_sequence_waits_for_its_group_since_it_went_live_or_came_back() -> None:

@@ -16,8 +16,7 @@ from coordinator.drafting.prepared import PreparedDrafter
 from coordinator.drafting.prepared_choices import MOST_CHOICES, PreparedChoices
 from coordinator.drafting.preparing_worth import BLOCK, PreparingWorth
 from coordinator.protocols import Deadline
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
+from coordinator.requests.generation import Generation
 from coordinator.rounds.residency import Residency
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.wiring import Clocks
@@ -32,7 +31,6 @@ from paceline.types import (
     Proposals,
     ProposeRow,
     TokenIds,
-    Usage,
     Verdicts,
     VerifyRow,
 )
@@ -46,6 +44,7 @@ from tests.fakes.model_services import (
     continuation,
     next_token,
 )
+from tests.generations import generation_of
 from tests.spans import Spans
 
 PATIENCE = Deadline()
@@ -239,11 +238,7 @@ async def test_a_round_tells_for_how_many_rows_drafts_were_prepared() -> None:
 
     async def rounds() -> list[int]:
         drafter, verifier = prepared_of(time, PreparingDrafter(time, 1.0)), TimedVerifier(time)
-        outputs = (Output(StopRules(40, end_token_ids=frozenset()), None) for _ in "ab")
-        group = [
-            Generation(name, list(PROMPT), output, 64, Usage(len(PROMPT)), Request())
-            for name, output in zip("ab", outputs, strict=True)
-        ]
+        group = [generation_of(PROMPT, name=name) for name in "ab"]
         limits = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
         found = list[int]()
         for _ in range(3):

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from coordinator.protocols import Deadline
 from coordinator.replicas.plausibility import check_proposals, check_verdicts
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.prompt_shares import CALL_TOKENS, CHUNKS_BROUGHT, prompt_shares
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.wishes import Wish
@@ -23,7 +21,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import Runner
 from paceline.errors import InvalidRequest, PacelineError, PeerFailed
-from paceline.types import DraftSource, Prefilled, Proposal, Proposals, ProposeRow, Usage, Verdict, Verdicts, VerifyRow
+from paceline.types import DraftSource, Prefilled, Proposal, Proposals, ProposeRow, Verdict, Verdicts, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import MAX_LENGTH
 from tests.checkpoints import VOCABULARY_SIZE as MODEL_VOCABULARY_SIZE
@@ -31,6 +29,7 @@ from tests.conftest import PairOfCheckpoints
 from tests.coordinators import MODEL, asking
 from tests.fakes.device_kernels import device_backend
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier, next_token
+from tests.generations import generation_of
 
 pytestmark = pytest.mark.review
 LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
@@ -41,11 +40,6 @@ COUNTS = st.integers(1, 3 * CALL_TOKENS)
 @pytest.fixture
 def model(pairs: dict[str, PairOfCheckpoints]) -> LoadedModel:
     return load_model(str(pairs["Llama"].target))
-
-
-def generation_of(token_ids: Sequence[int], max_new_tokens: int = 9, name: str = "one") -> Generation:
-    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
-    return Generation(name, list(token_ids), output, 64, Usage(len(token_ids)), Request())
 
 
 @given(

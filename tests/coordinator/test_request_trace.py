@@ -13,18 +13,18 @@ from structlog.testing import capture_logs
 
 from coordinator.door.tracer import request_tracer
 from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
 from coordinator.requests.traced_request import MAX_ROUNDS, OwnRound, RoundNote, TracedRequest
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.tracer import SHARED_AT_ONCE, SHARED_PER_S, RoundCap, RoundTracer
 from paceline.codec.generation import request_to_pb
 from paceline.errors import PeerUnavailable
 from paceline.observe.records import SpanRecord
-from paceline.types import DraftSource, FinishReason, GenerationRequest, HopTime, SourceUsage, TokenIds, Usage
+from paceline.types import DraftSource, FinishReason, GenerationRequest, HopTime, SourceUsage, TokenIds
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
+from tests.generations import generation_of
 from tests.spans import Spans
 from tests.trees import tree_of
 
@@ -34,8 +34,7 @@ SHARED = SpanContext(77, 78, False, TraceFlags(TraceFlags.SAMPLED))
 
 
 def generation(request: Request, index: int = 0) -> Generation:
-    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
-    one = Generation(str(index), [1], output, 64, Usage(1), request, completion_index=index)
+    one = generation_of(name=str(index), request=request, completion_index=index)
     request.generations.append(one)
     return one
 

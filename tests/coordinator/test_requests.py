@@ -20,8 +20,7 @@ from structlog.testing import capture_logs
 
 from coordinator.door import servicer
 from coordinator.door.record import RequestMetrics, RequestRecord
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
+from coordinator.requests.generation import Request
 from paceline.client import Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed
@@ -43,6 +42,7 @@ from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel
 from tests.coordinators import fake_cluster, fake_server
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, HeldVerifier
+from tests.generations import generation_of
 from tests.scrapes import REFERENCE, by_label, value
 from tests.waits import until
 
@@ -248,9 +248,8 @@ def recorded(registry: CollectorRegistry) -> None:
     """Record 7 s: 0.5 s queued, the first 3 of 11 tokens after 2 s, the last after 6 s."""
     clock = Clock()
     record = RequestRecord(RequestMetrics(registry), clock)
-    output = Output(StopRules(11, frozenset()), None)
     request = Request(submitted_s=100.0)
-    request.generations = [Generation("one", [1, 2, 3], output, 4, Usage(3), request, first_grouped_s=100.5)]
+    request.generations = [generation_of(request=request, first_grouped_s=100.5)]
     record.queue(request)
     clock.advance(2)
     record.deliver(piece(3))
@@ -288,20 +287,13 @@ def test_a_request_that_no_round_took_was_queued_since_it_was_read() -> None:
     record = RequestRecord(RequestMetrics(registry), clock)
     clock.advance(3)
     request = Request()
-    request.generations = [Generation("one", [1], Output(StopRules(9, frozenset()), None), 4, Usage(1), request)]
+    request.generations = [generation_of(request=request)]
     record.queue(request)
     clock.advance(2)
     with capture_logs() as logs:
         record.end(grpc.StatusCode.CANCELLED)
     assert (logs[0]["queued_s"], logs[0]["duration_s"]) == (2, 5)
     assert value(registry, "request_queue_seconds_sum") == 2
-
-
-def output_of(token_count: int, received_count: int) -> Output:
-    """Return an output of which a client had so many tokens already when it asked for the rest."""
-    output = Output(StopRules(token_count, frozenset()), None)
-    output.extend([5] * received_count, 0)
-    return output
 
 
 @pytest.mark.parametrize(("received_counts", "queued_s"), [((3, 2), 0.5), ((3, 3), None)])
@@ -312,7 +304,8 @@ def test_an_output_that_was_received_whole_waits_for_no_round(
     clock, registry = Clock(), CollectorRegistry()
     record, request = RequestRecord(RequestMetrics(registry), clock), Request(submitted_s=100.0)
     for index, count in enumerate(received_counts):
-        one = Generation(str(index), [1], output_of(3, count), 4, Usage(1), request, index)
+        one = generation_of(max_new_tokens=3, name=str(index), request=request, completion_index=index)
+        one.resume([5] * count)
         one.first_grouped_s = None if one.output.finish_reason else 100.5
         request.generations.append(one)
     record.queue(request)

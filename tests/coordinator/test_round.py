@@ -4,39 +4,33 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.costs import RoundWork
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.statistics import Statistics
 from paceline.errors import CacheFull, InvalidRequest, PeerUnavailable
-from paceline.types import CallTiming, HopTime, ProposeRow, Usage, VerifyRow
+from paceline.types import CallTiming, HopTime, ProposeRow, VerifyRow
 from tests.coordinators import MODEL, asking
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
+from tests.generations import generation_of
 
 LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
 
 
-def generation_of(max_new_tokens: int, prompt_count: int = 3) -> Generation:
-    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
-    return Generation("one", [1, 2, 3] + [4] * (prompt_count - 3), output, 64, Usage(prompt_count), Request())
-
-
 async def timed_round(drafter: FakeDrafter, verifier: FakeVerifier, clock: Clock) -> RoundReport:
-    return await run_round(asking([generation_of(9)], [3]), {MODEL: drafter}, verifier, LIMITS, clock=clock)
+    return await run_round(asking([generation_of()], [3]), {MODEL: drafter}, verifier, LIMITS, clock=clock)
 
 
 @pytest.mark.parametrize("skill", [0.0, 1.0])
 async def test_a_round_in_which_a_service_takes_in_what_it_missed_is_no_decoding_one(skill: float) -> None:
-    generation, drafter, verifier = generation_of(40), FakeDrafter(skill), FakeVerifier()
+    generation, drafter, verifier = generation_of(), FakeDrafter(skill), FakeVerifier()
     counts = (3, 3, 3, 0, 0, 3, 3)
     rounds = [await run_round(asking([generation], [count]), {MODEL: drafter}, verifier, LIMITS) for count in counts]
     assert [one.is_decoding for one in rounds] == [False, True, True, True, True, False, True]
 
 
 async def test_a_prompt_that_is_taken_in_part_counts_once_however_often_the_rest_is_sent() -> None:
-    generation, verifier, drafter = generation_of(9, 3 * CHUNK_TOKENS), FakeVerifier(), FakeDrafter(1.0)
+    generation, verifier, drafter = generation_of([4] * 3 * CHUNK_TOKENS), FakeVerifier(), FakeDrafter(1.0)
     rounds = [await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS) for _ in range(4)]
     assert [one.prompt_token_count for one in rounds] == [CHUNK_TOKENS, CHUNK_TOKENS, CHUNK_TOKENS - 1, 0]
     # Tokens of a prompt that only wait for their turn are no drafts: they would make drafts look free.
@@ -75,7 +69,7 @@ async def test_a_generation_whose_caches_were_given_up_to_others_is_sent_whole()
     class FullVerifier(Full, FakeVerifier):
         """A target service."""
 
-    generation, drafter, verifier = generation_of(9), FullDrafter(1.0), FullVerifier()
+    generation, drafter, verifier = generation_of(), FullDrafter(1.0), FullVerifier()
 
     async def round_of(*, is_full: bool) -> RoundReport:
         drafter.is_full = verifier.is_full = is_full
@@ -108,7 +102,7 @@ async def test_a_generation_that_the_draft_cannot_read_is_drafted_no_more() -> N
         def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
             raise InvalidRequest("token id 50 is not in the vocabulary of 50 tokens")
 
-    generation, drafter, verifier = generation_of(9), Small(1.0), FakeVerifier()
+    generation, drafter, verifier = generation_of(), Small(1.0), FakeVerifier()
     for _ in range(3):
         await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
     assert len(drafter.calls) == 1

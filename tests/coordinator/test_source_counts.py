@@ -3,12 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
 from coordinator.rounds.round import RoundLimits, run_round
-from paceline.types import DraftSource, OutputPiece, SourceUsage, Usage, added_up
+from paceline.types import DraftSource, OutputPiece, SourceUsage, added_up
 from tests.coordinators import MODEL, asking, collect
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, FakeDrafter, FakeVerifier
+from tests.generations import generation_of
 
 END = 3
 SOURCES = st.tuples(st.sampled_from(DraftSource), st.sampled_from(["", "small", "large"]))
@@ -17,17 +16,12 @@ ROUNDS = st.lists(
 )
 
 
-def generation_of(max_new_tokens: int) -> Generation:
-    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset({END})), None)
-    return Generation("one", [1, 2, 3], output, 64, Usage(3), Request())
-
-
 @given(st.integers(1, 30), ROUNDS)
 def test_counts_of_sources_add_up_to_those_of_the_output_and_every_accepted_token_names_its_own(
     max_new_tokens: int, rounds: list[tuple[tuple[DraftSource, str] | None, int, int, int]]
 ) -> None:
     """Also in the round that ends the output, whose drafts past the end count for nobody."""
-    generation = generation_of(max_new_tokens)
+    generation = generation_of(max_new_tokens=max_new_tokens, end_token_ids=frozenset({END}))
     pieces: list[OutputPiece] = []
     generation.request.stream.put = pieces.append  # type: ignore[method-assign, assignment]
     for source, accepted_count, wrong_count, token_id in rounds:
@@ -53,7 +47,7 @@ def test_counts_of_sources_add_up_to_those_of_the_output_and_every_accepted_toke
 
 async def test_a_round_tells_that_the_draft_service_drafted_and_of_a_row_without_drafts_that_nothing_did() -> None:
     limits = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
-    generation, drafter, verifier = generation_of(9), FakeDrafter(1.0), FakeVerifier()
+    generation, drafter, verifier = generation_of(), FakeDrafter(1.0), FakeVerifier()
     drafted = await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, limits)
     plain = await run_round(asking([generation], [0]), {MODEL: drafter}, verifier, limits)
     assert [row.source for row in (*drafted.rows, *plain.rows)] == [DraftSource.DRAFT, None]

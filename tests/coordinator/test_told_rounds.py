@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.replicas.plausibility import check_proposals, check_verdicts
-from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
+from coordinator.requests.generation import Request
 from coordinator.requests.stream import Stream
 from coordinator.rounds.round import RoundLimits, run_round
 from paceline.errors import PeerFailed
@@ -34,14 +33,10 @@ from paceline.types import (
 )
 from tests.coordinators import MODEL, asking, scheduling, submit
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
+from tests.generations import generation_of
 
 LIMITS = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
 PROMPT = (5, 6, 7)
-
-
-def generation_of(request: Request, max_new_tokens: int = 9) -> Generation:
-    output = Output(StopRules(max_new_tokens, end_token_ids=frozenset()), None)
-    return Generation("one", list(PROMPT), output, 64, Usage(len(PROMPT)), request)
 
 
 @pytest.mark.parametrize("skill", [0.0, 0.5, 1.0])
@@ -62,7 +57,7 @@ async def test_the_rounds_told_add_up_to_the_usage(skill: float) -> None:
 
 async def test_a_round_is_told_as_it_was_and_only_to_those_who_ask() -> None:
     clock = Clock()
-    asked, silent = generation_of(Request(tells_rounds=True)), generation_of(Request())
+    asked, silent = generation_of(request=Request(tells_rounds=True)), generation_of()
     silent.sequence_id = "other"
     for one in (asked, silent):
         one.ready_since_s, one.queued_s = clock() - 2, 3.0
@@ -111,7 +106,7 @@ def test_a_token_of_the_prompt_counts_as_cached_once_at_most_and_only_where_it_w
     rows: list[tuple[bool, int, int]], prompt_count: int
 ) -> None:
     """Whatever is lost, moved or taken in again."""
-    generation = generation_of(Request())
+    generation = generation_of()
     generation.usage = Usage(prompt_count)
     seen, cached, length = 0, set[int](), 0
     for is_lost, count, reused in rows:

@@ -15,7 +15,6 @@ from opentelemetry.trace.propagation import set_span_in_context
 from opentelemetry.util.types import AttributeValue
 
 from coordinator.requests.generation import Generation, Request
-from coordinator.requests.output import Output, StopRules
 from coordinator.requests.traced_request import TracedRequest
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.tracer import RoundTracer
@@ -27,11 +26,12 @@ from paceline.observe.report.receiver import Receiver, add_receiver, running_rec
 from paceline.observe.spans.protocols import COMPRESSIONS, PROTOCOLS
 from paceline.observe.spans.provider import MAX_LINKS
 from paceline.observe.spans.setup import tracing
-from paceline.types import GenerationRequest, HopTime, TokenIds, Usage
+from paceline.types import GenerationRequest, HopTime, TokenIds
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import open_channel, running_server
 from tests.clusters import cluster
 from tests.conftest import PairOfCheckpoints
+from tests.generations import generation_of
 from tests.spans import Spans
 from tests.trees import tree_of
 from tests.waits import until
@@ -204,11 +204,10 @@ async def test_what_a_caller_does_not_sample_leaves_no_span_though_others_do(
 
 
 def member(baggage_items: dict[str, str], span_id: int) -> Generation:
-    output = Output(StopRules(max_new_tokens=9, end_token_ids=frozenset()), None)
     context = set_span_in_context(trace.NonRecordingSpan(SpanContext(1, span_id, False, TraceFlags(1))))
     for name, value in baggage_items.items():
         context = baggage.set_baggage(name, value, context)
-    return Generation(str(span_id), [1], output, 64, Usage(1), Request(traced=TracedRequest.of(context)))
+    return generation_of(name=str(span_id), request=Request(traced=TracedRequest.of(context)))
 
 
 async def test_a_round_carries_the_baggage_that_its_members_share() -> None:
