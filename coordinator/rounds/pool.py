@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.cache_room import CacheRoom
+from coordinator.rounds.room_estimate import RoomEstimate
 
 
 class GenerationPool:
@@ -25,7 +25,7 @@ class GenerationPool:
         self._clock = clock
         self._capacity = capacity
         self._on_room = on_room
-        self._room = CacheRoom()
+        self._room = RoomEstimate()
         self._waiting: deque[Generation] = deque()
         # In order of last service, least recently served first; dicts keep insertion order.
         self._live: dict[Generation, None] = {}
@@ -80,7 +80,7 @@ class GenerationPool:
         self._live.clear()
         self._waiting.clear()
         self._unread.clear()
-        self._room = CacheRoom()
+        self._room = RoomEstimate()
         return given
 
     def hand_over(self, generation: Generation) -> None:

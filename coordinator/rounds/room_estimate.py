@@ -14,7 +14,7 @@ RISE = 1.01
 """Factor on the room with every output that ends while it is scarce: other coordinators may have freed some."""
 
 
-class CacheRoom:
+class RoomEstimate:
     def __init__(self) -> None:
         self._token_count: float | None = None
         """The room in tokens; None: no shortage was seen yet."""
