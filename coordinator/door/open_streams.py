@@ -13,7 +13,7 @@ from weakref import WeakSet
 from coordinator.door.call import Call, Calls
 from coordinator.door.streamed_calls import StreamedCalls
 from paceline.security.access import Check, Context
-from paceline.wire import check_caller
+from paceline.wire import check_caller, tell_end
 from paceline.wire.exchanges import Around
 
 
@@ -62,7 +62,7 @@ class OpenStreams:
             self._ending |= calls.cancel()
 
         # The handler may be suspended between two messages and would not see the end.
-        context.add_done_callback(end)  # type: ignore[arg-type]
+        tell_end(context, None, end)
         self._open.add(calls)
         if self._is_closed:
             calls.take_no_more()

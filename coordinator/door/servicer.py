@@ -26,7 +26,7 @@ from paceline.types import (
     ReplicaDescription,
 )
 from paceline.v1 import generation_service_pb2 as pb
-from paceline.wire import ended_code, parsed
+from paceline.wire import parsed, tell_end
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 GENERATE_TEXT = f"/{SERVICE_NAME}/GenerateText"
@@ -62,8 +62,7 @@ class GenerationServicer:
         """Answer the one request; `SingleRequests` has to be around."""
         message = await single_request(context)
         call, timeout_s = self._calls.arrived(), context.time_remaining()
-        # Called however the call ends: answered, cancelled, timed out or cut off.
-        context.add_done_callback(lambda _: call.end(ended_code(context, timeout_s)))  # type: ignore[arg-type]
+        tell_end(context, timeout_s, call.end)
         try:
             accepted = await call.queue(partial(_read, message), len(message), timeout_s)
             del message  # it may have megabytes, and the output may wait and last for long

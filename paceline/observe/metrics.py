@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -23,7 +24,7 @@ from paceline.observe.logs import SpanIds, active_span
 from paceline.security.access import Context
 from paceline.security.certificates import Certificates, end_times_s
 from paceline.types import ModelDescription
-from paceline.wire import Handler, WrappingInterceptor, ended_code, wrap
+from paceline.wire import Handler, WrappingInterceptor, tell_end, wrap
 from paceline.wire.exchange import is_unasked
 from paceline.wire.ports import Listening, host_port
 
@@ -251,12 +252,11 @@ class CallCounter(WrappingInterceptor):
                     in_work += 1
                     yield request
 
-            def ended(_: object) -> None:
-                code = ended_code(context, None)
+            def ended(code: grpc.StatusCode) -> None:
                 if in_work or code not in (grpc.StatusCode.OK, grpc.StatusCode.CANCELLED):
                     self._count(method, code)
 
-            context.add_done_callback(ended)  # type: ignore[arg-type]
+            tell_end(context, None, ended)
             async for response in behavior(seen(), context):
                 if not is_unasked(response):
                     in_work -= 1
@@ -269,9 +269,4 @@ class CallCounter(WrappingInterceptor):
         self._calls.labels(self._component, method, code.name).inc()
 
     def _count_at_end(self, method: str, context: Context) -> None:
-        timeout_s = context.time_remaining()
-
-        def count(_: object) -> None:
-            self._count(method, ended_code(context, timeout_s))
-
-        context.add_done_callback(count)  # type: ignore[arg-type]
+        tell_end(context, context.time_remaining(), partial(self._count, method))

@@ -12,8 +12,8 @@ from paceline.wire.status import (
     as_told,
     code_of,
     cut_off_code,
-    ended_code,
     parsed,
+    tell_end,
     translated_errors,
 )
 
@@ -29,12 +29,12 @@ __all__ = [
     "check_caller",
     "code_of",
     "cut_off_code",
-    "ended_code",
     "ends_with_stdin",
     "half_close",
     "open_channel",
     "parsed",
     "running_server",
+    "tell_end",
     "termination",
     "translated_errors",
     "wrap",

@@ -114,9 +114,18 @@ def code_of(error: Exception) -> grpc.StatusCode:
     return error.code if isinstance(error, PacelineError) else PeerFailed.code
 
 
-def ended_code(context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None) -> grpc.StatusCode:
-    """Return the status code of a call, in the done callback of its context. `timeout_s` is what it began with."""
-    return context.code() or grpc.StatusCode.OK if context.done() else cut_off_code(context.time_remaining(), timeout_s)
+def tell_end(
+    context: grpc.aio.ServicerContext[Any, Any], timeout_s: float | None, on_end: Callable[[grpc.StatusCode], None]
+) -> None:
+    """Have `on_end` called with the status code of a call that began with `timeout_s` once it ends, however it does."""
+
+    def ended(_: object) -> None:
+        if context.done():
+            on_end(context.code() or grpc.StatusCode.OK)
+        else:
+            on_end(cut_off_code(context.time_remaining(), timeout_s))
+
+    context.add_done_callback(ended)  # type: ignore[arg-type]  # the stubs take a class for a function's type
 
 
 def cut_off_code(remaining_s: float | None, timeout_s: float | None) -> grpc.StatusCode:

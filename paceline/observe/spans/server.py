@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from paceline.observe.spans.conventions import end_call, start_call, starts_trace
 from paceline.security.access import Context
 from paceline.wire.handlers import WrappingInterceptor, wrap
-from paceline.wire.status import cut_off_code, ended_code
+from paceline.wire.status import cut_off_code, tell_end
 
 
 class TracingInterceptor(WrappingInterceptor):
@@ -58,16 +58,15 @@ class TracingInterceptor(WrappingInterceptor):
 
     def _trace_stream(self, behavior: Callable[..., Any], method: str, parent: contexts.Context) -> Callable[..., Any]:
         async def traced(request: Any, context: Context) -> AsyncIterator[Any]:
-            span, timeout_s = self._start(method, parent), context.time_remaining()
+            span = self._start(method, parent)
             answered_ns: int | None = None
 
-            def ended(_: object) -> None:
+            def ended(code: grpc.StatusCode) -> None:
                 # Not now, because handlers' own callbacks run after this one and may still add to the span.
-                end = partial(end_call, span, SpanKind.SERVER, ended_code(context, timeout_s), answered_ns)
-                asyncio.get_running_loop().call_soon(end)
+                asyncio.get_running_loop().call_soon(partial(end_call, span, SpanKind.SERVER, code, answered_ns))
 
             # The handler may be suspended between two messages and would not see the call's end.
-            context.add_done_callback(ended)  # type: ignore[arg-type]
+            tell_end(context, context.time_remaining(), ended)
             async for response in behavior(request, context):
                 yield response
             # Taken before the client can see the end; the done callback comes after that.
