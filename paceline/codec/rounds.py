@@ -121,6 +121,11 @@ def prepared_from_pb(response: draft_service_pb2.ProposeTokensResponse) -> list[
     ]
 
 
+def is_unasked(message: Any) -> bool:
+    """Return whether a message of a stream is no answer: it has what was prepared, and no results."""
+    return bool(message is not None and getattr(message, "prepared", ()) and not message.results)
+
+
 def _timing_to_pb(timing: types.CallTiming) -> common_pb2.CallTiming:
     return common_pb2.CallTiming(
         queued_s=timing.queued_s,

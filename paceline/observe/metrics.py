@@ -19,13 +19,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from paceline import __version__
+from paceline.codec.rounds import is_unasked
 from paceline.codec.versions import VERSION
 from paceline.observe.logs import SpanIds, active_span
 from paceline.security.access import Context
 from paceline.security.certificates import Certificates, end_times_s
 from paceline.types import ModelDescription
 from paceline.wire import Handler, WrappingInterceptor, tell_end, wrap
-from paceline.wire.exchange import is_unasked
 from paceline.wire.ports import Listening, host_port
 
 ROUND_BUCKETS_S = (

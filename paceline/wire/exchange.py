@@ -14,16 +14,12 @@ from typing import Any
 
 import grpc
 
+from paceline.codec.rounds import is_unasked
 from paceline.tasks import kept_task, outlasting
 from paceline.wire.status import CHANNEL_CLOSED, is_of_stub
 
 UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
-
-
-def is_unasked(message: Any) -> bool:
-    """Return whether a message of a stream is no answer: it has what was prepared, and no results."""
-    return bool(message is not None and getattr(message, "prepared", ()) and not message.results)
 
 
 def _pass_over(*told: Any) -> None:

@@ -11,9 +11,9 @@ import grpc
 from opentelemetry import trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
+from paceline.codec.rounds import is_unasked
 from paceline.observe.spans.conventions import end_call, start_call
 from paceline.observe.spans.hop import set_caller
-from paceline.wire.exchange import is_unasked
 from paceline.wire.status import cut_off_code
 
 
