@@ -47,7 +47,7 @@ from coordinator.rounds.round import RoundLimits
 from coordinator.rounds.scheduler import Others, Scheduler
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
-from coordinator.rounds.turns import Turns
+from coordinator.rounds.turn_times import TurnTimes
 from coordinator.rounds.wishes import DraftPlanner
 from paceline.errors import StartupError
 from paceline.process.instruments import Instruments
@@ -259,7 +259,7 @@ def _grouping(settings: CoordinatorSettings, target: ModelDescription, way: Way)
 
 def _groups(settings: CoordinatorSettings, target: ModelDescription, way: Way, size: int, lanes: int) -> Groups:
     planner = GuardedPlanner(_planner(settings, target, way, lanes))
-    return Groups(size, planner, DraftWorth(lanes, planner.leeway), Turns(lanes))
+    return Groups(size, planner, DraftWorth(lanes, planner.leeway), TurnTimes(lanes))
 
 
 def _planner(settings: CoordinatorSettings, target: ModelDescription, way: Way, lanes: int) -> DraftPlanner:

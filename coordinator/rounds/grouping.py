@@ -9,7 +9,7 @@ rounds.
 from dataclasses import dataclass
 
 from coordinator.rounds.draft_worth import DraftWorth
-from coordinator.rounds.turns import Turns
+from coordinator.rounds.turn_times import TurnTimes
 from coordinator.rounds.wishes import DraftPlanner
 
 ROUNDS = 32
@@ -28,7 +28,7 @@ class Groups:
     """Plans their drafts, and how many are in flight. Groups of other sizes have other prices, so it is for these."""
     draft_worth: DraftWorth
     """The worth of their drafts."""
-    turns: Turns
+    turn_times: TurnTimes
     """What their rounds take where they take turns."""
 
 

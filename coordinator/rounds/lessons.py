@@ -66,6 +66,6 @@ class Lessons:
         # tokens, so drafts would seem cheap, and each coordinator would slow the others down.
         waited_s = sum(ended.waits_s) / len(ended.waits_s)
         own_s = waited_s + max(0.0, report.duration_s - report.others_s)
-        turn_s = groups.turns.ended(ended.ended_s, own_s, report.others_s)
+        turn_s = groups.turn_times.ended(ended.ended_s, own_s, report.others_s)
         if report.draft_error is None:
             groups.planner.observe(ended.wishes, report, turn_s if ended.takes_turns else own_s)

@@ -57,7 +57,7 @@ class DraftPlanner(Protocol):
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         """Learn from a round that ran with `wishes`.
 
-        `cycle_s` is its time since its rows were ready, in which each lane runs one; where one lane runs, the time of
-        as many rounds as there may be lanes.
+        `cycle_s` is its time since its rows were ready, in which each lane runs one; where groups run one after
+        another, the time of as many rounds as there may be lanes (`TurnTimes`).
         """
         ...

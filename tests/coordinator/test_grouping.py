@@ -11,13 +11,15 @@ from coordinator.replicas import way
 from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.grouping import ROUNDS, Grouping, Groups
-from coordinator.rounds.turns import Turns
+from coordinator.rounds.turn_times import TurnTimes
 from paceline.checks import MAX_ROWS
 from paceline.types import CallTiming, Verdicts, VerifyRow
 from tests.coordinators import generate_all, prompts, scheduling
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
-TWO, ONE = (Groups(8 // lanes, FixedPlanner(5, lanes=lanes), DraftWorth(lanes, 1.0), Turns(lanes)) for lanes in (2, 1))
+TWO, ONE = (
+    Groups(8 // lanes, FixedPlanner(5, lanes=lanes), DraftWorth(lanes, 1.0), TurnTimes(lanes)) for lanes in (2, 1)
+)
 
 
 class Target:

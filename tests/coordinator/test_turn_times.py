@@ -2,12 +2,12 @@
 
 import pytest
 
-from coordinator.rounds.turns import Turns
+from coordinator.rounds.turn_times import TurnTimes
 
 
 def seconds(*rounds: tuple[float, float]) -> list[float]:
     """What two lanes are told of rounds that were ready and ended at these times."""
-    turns = Turns(2)
+    turns = TurnTimes(2)
     return [turns.ended(end_s, end_s - ready_s) for ready_s, end_s in rounds]
 
 
@@ -19,7 +19,7 @@ def test_two_groups_that_take_turns_and_one_that_is_left_have_equal_rounds() -> 
 
 def test_work_for_other_coordinators_is_no_part_of_a_round() -> None:
     """Two groups in turn take 1 s each, and others 3 s amid each round."""
-    turns = Turns(2)
+    turns = TurnTimes(2)
     assert [turns.ended(end_s, 1 if end_s == 4 else 5, 3) for end_s in (4, 8, 12)] == pytest.approx([2, 2, 2])
 
 

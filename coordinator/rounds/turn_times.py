@@ -1,14 +1,16 @@
-"""What a round takes where groups take turns in one lane.
+"""What rounds take where groups run one after another: those of one lane, or the only group of several.
 
 There a row's time from round to round doubles with a second group, and halves when one of two ends, though no round
-takes any longer. The time of as many rounds as there may be lanes is the same for any number of groups, and that in
-which each lane runs one where lanes share what computes. Knows nothing of what is done in it.
+takes any longer. So what counts is the time of as many rounds as there may be lanes, whichever groups had them. Where
+lanes share what computes, each lane runs one in that time too. The stages of a pipeline work side by side: full of
+groups it runs as many rounds in about the time of one, and a group that is alone there counts as that much slower.
+Knows nothing of what is done in rounds.
 """
 
 from collections import deque
 
 
-class Turns:
+class TurnTimes:
     def __init__(self, lanes: int) -> None:
         """`lanes` is the most that run."""
         self._lanes = lanes
