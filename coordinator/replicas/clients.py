@@ -145,13 +145,14 @@ class _RemoteModel:
     def trust(self, identity: ModelIdentity) -> None:
         self._identity = identity
 
-    def _unreadable(self, rows: Sequence[RowT]) -> dict[int, PacelineError]:
-        """Return errors by index, for the rows that the service is too old to read. No other row fails for them."""
-        return {
+    def _readable(self, rows: Sequence[RowT]) -> tuple[Sequence[RowT], dict[int, PacelineError]]:
+        """Return the rows without those that the service is too old to read, and errors for these by index."""
+        errors: dict[int, PacelineError] = {
             index: version_refusal(row.rule, self._latest_version, self._kind)
             for index, row in enumerate(rows)
             if row.rule and version_of(row.rule) > self._latest_version
         }
+        return [row for index, row in enumerate(rows) if index not in errors] if errors else rows, errors
 
     async def _ask(self, rows: Sequence[_Named], request: Any, timeout_s: float | None) -> Any:
         """Return the response to the rows. Raise the call's error, or PeerUnavailable when another process answers."""
@@ -207,8 +208,7 @@ class RemoteDrafter(_RemoteModel):
         self._take_prepared(prepared_from_pb(response))
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline = ANY_TIME) -> Proposals:
-        errors = self._unreadable(rows)
-        sent = [row for index, row in enumerate(rows) if index not in errors] if errors else rows
+        sent, errors = self._readable(rows)
         if errors and not sent:
             return Proposals([*errors.values()])
         request = await _encoded(sent, propose_rows_to_pb)
@@ -231,8 +231,7 @@ class RemoteVerifier(_RemoteModel):
         super().__init__(channel, TARGET_SERVICE, Exchange(self._stub.VerifyTokens), timeout_s)
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        errors = self._unreadable(rows)
-        sent = [row for index, row in enumerate(rows) if index not in errors] if errors else rows
+        sent, errors = self._readable(rows)
         if errors and not sent:
             return Verdicts([*errors.values()])
         response = await self._ask(sent, await _encoded(sent, verify_rows_to_pb), timeout_s)

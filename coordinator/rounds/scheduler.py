@@ -323,7 +323,8 @@ class Scheduler:
                 await self.pool.changed()  # it is cut when its round settles
                 continue
             is_changed = True
-            self.statistics.count_preemption(self.pool.pause(victim))
+            if self.pool.pause(victim):
+                self.statistics.count_preemption()
             if victim in missing_bytes:
                 del missing_bytes[victim]
                 continue

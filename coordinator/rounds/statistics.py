@@ -59,8 +59,8 @@ class Statistics:
             self._waited_slot_count += batch_size
             self._waited_filled_count += group_size
 
-    def count_preemption(self, count: int) -> None:
-        self._preemption_count += count
+    def count_preemption(self) -> None:
+        self._preemption_count += 1
 
     def snapshot(self) -> ClusterStatistics:
         rows = self._rows_by_accepted_count
