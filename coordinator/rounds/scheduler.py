@@ -207,10 +207,10 @@ class Scheduler:
                     wishes,
                     report,
                     waits_s,
-                    began_s,
-                    self._clock(),
-                    in_flight_count,
-                    self._takes_turns(groups, is_alone=is_alone),
+                    began_s=began_s,
+                    ended_s=self._clock(),
+                    in_flight_count=in_flight_count,
+                    takes_turns=self._takes_turns(groups, is_alone=is_alone),
                 )
                 # The loop is free when this lane waits: after the next call went out, if nothing is waited for before.
                 asyncio.get_running_loop().call_soon(self._lessons.take_in, ended)
