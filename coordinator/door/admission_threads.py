@@ -26,18 +26,18 @@ T = TypeVar("T")
 class AdmissionThreads:
     def __init__(self, thread_count: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         """Make `thread_count` threads for short requests, and as many for long ones."""
-        self._short = _Lane("admission", thread_count, max_waiting_bytes)
-        self._long = _Lane("admission of long requests", thread_count, max_waiting_bytes)
+        self._short = _Threads("admission", thread_count, max_waiting_bytes)
+        self._long = _Threads("admission of long requests", thread_count, max_waiting_bytes)
 
     async def run(self, admit: Callable[[], T], byte_count: int) -> T:
         """Call `admit` in a thread, in the caller's context. Raise Overloaded when too many bytes wait already."""
-        lane = self._short if byte_count <= LONG_BYTES else self._long
+        threads = self._short if byte_count <= LONG_BYTES else self._long
         context = copy_context()
-        return await asyncio.wrap_future(lane.submit(lambda: context.run(_run, admit), byte_count))
+        return await asyncio.wrap_future(threads.submit(lambda: context.run(_run, admit), byte_count))
 
     def close(self) -> None:
-        for lane in (self._short, self._long):
-            lane.close()
+        for threads in (self._short, self._long):
+            threads.close()
 
 
 @asynccontextmanager
@@ -50,7 +50,7 @@ async def admission_threads() -> AsyncIterator[AdmissionThreads]:
         threads.close()
 
 
-class _Lane:
+class _Threads:
     def __init__(self, name: str, thread_count: int, max_bytes: int) -> None:
         self._executor = ThreadPoolExecutor(thread_count, thread_name_prefix=name)
         self._max_bytes = max_bytes

@@ -105,21 +105,20 @@ class Replicas(Generic[RemoteT]):
                 other.look_soon()  # the replica it had to match may be gone
         self._changed.set()
 
-    async def wait_until_up(self) -> Replica[RemoteT]:
-        """Wait for a replica that is up, and return it. Raise IncompatiblePair when one is refused."""
-        while True:
-            self.raise_refusal()
-            if up := self.up:
-                return up[0]
+    async def wait_until_up(self) -> None:
+        """Wait until a replica is up. Raise IncompatiblePair when one is refused."""
+        self._raise_refusal()
+        while not self.up:
             self._changed.clear()
             await self._changed.wait()
+            self._raise_refusal()
 
     async def looked(self) -> None:
         """Wait until each replica known now was looked at once. Raise IncompatiblePair when one is refused."""
         await asyncio.gather(*(replica.looked.wait() for replica in self.all))
-        self.raise_refusal()
+        self._raise_refusal()
 
-    def raise_refusal(self) -> None:
+    def _raise_refusal(self) -> None:
         for replica in self.all:
             if replica.state is ReplicaState.REFUSED and replica.error:
                 raise replica.error
