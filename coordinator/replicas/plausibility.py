@@ -129,16 +129,9 @@ def _check_choices(
         _check_logprobs(row, verdict.logprobs, vocabulary_size)
 
 
-def scored_count(row: VerifyRow, result: VerifyOutcome) -> int:
-    """Return the tokens of the row that a service that scores tokens has scored with this answer."""
-    if not row.scores_tokens:
-        return 0
-    return len(row.token_ids) - 1 if isinstance(result, Verdict) else result.cached_length - row.base_length
-
-
 def _check_scores(row: VerifyRow, result: VerifyOutcome, vocabulary_size: int) -> None:
     count = len(result.token_logprobs)
-    if count != scored_count(row, result) or count >= len(row.token_ids):
+    if count != row.scored_count(result) or count >= len(row.token_ids):
         raise _lie(row.sequence_id, f"log-probabilities of {count} tokens, and {result.cached_length} cached tokens")
     _check_logprobs(row, result.token_logprobs, vocabulary_size)
 

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from coordinator.replicas.plausibility import scored_count
 from coordinator.requests.generation import Generation, HeadsDraft
 from coordinator.rounds.round_drafts import NOTHING_DRAFTED, Draft
 from coordinator.rounds.round_report import RowReport, Shortage
@@ -134,7 +133,7 @@ def _scored(
     """Take the log-probabilities of a row's tokens that it asked for. Return the result, or an error without them."""
     if isinstance(result, PacelineError):
         return result
-    if scored_count(row, result) and not result.token_logprobs:
+    if row.scored_count(result) and not result.token_logprobs:
         return PeerFailed(
             "the target gives no log-probabilities of a prompt: its service is older than this coordinator; upgrade "
             "it, or leave out echo_prompt or top_logprob_count"

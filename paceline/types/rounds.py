@@ -75,6 +75,12 @@ class VerifyRow:
     further_count: int = 0
     """Most further rounds that the target may run by itself, each with what its heads drafted before it, if any."""
 
+    def scored_count(self, outcome: "VerifyOutcome") -> int:
+        """Return the tokens that a service that scores tokens has scored with this outcome."""
+        if not self.scores_tokens:
+            return 0
+        return len(self.token_ids) - 1 if isinstance(outcome, Verdict) else outcome.cached_length - self.base_length
+
 
 @dataclass(slots=True)
 class Verdict:
