@@ -17,8 +17,8 @@ import typer
 import uvloop
 
 from benchmarks.commands import run_command
-from draft_service.servicer import SERVICE_NAME as DRAFT_SERVICE
 from draft_service.servicer import DraftServicer
+from paceline.codec.names import DRAFT_SERVICE, TARGET_SERVICE
 from paceline.engine.calls import Call
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.model_service.servicer import Answering
@@ -38,7 +38,6 @@ from paceline.types import (
 from paceline.v1.draft_service_pb2_grpc import add_DraftServiceServicer_to_server
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
 from paceline.wire import Exchanges, running_server, termination
-from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
 from target_service.servicer import TargetServicer
 
 app = typer.Typer(add_completion=False, help=__doc__)

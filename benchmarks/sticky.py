@@ -22,9 +22,10 @@ from rich.table import Table
 from benchmarks.commands import run_command
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
-from coordinator.replicas.clients import TARGET_SERVICE, RemoteVerifier
+from coordinator.replicas.clients import RemoteVerifier
 from coordinator.replicas.replica import Replica
 from coordinator.wiring import Parts, wired
+from paceline.codec.names import TARGET_SERVICE
 from paceline.measure.load.summary import percentile
 from paceline.process.instruments import Instruments
 from paceline.process.service_process import running_service

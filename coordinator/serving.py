@@ -15,27 +15,25 @@ from coordinator.door.call import Calls
 from coordinator.door.open_streams import OpenStreams
 from coordinator.door.record import RequestMetrics
 from coordinator.door.servicer import (
-    GENERATE_TEXT,
-    SERVICE_NAME,
     Facts,
     GenerationServicer,
     add_generation_service,
 )
 from coordinator.door.single_requests import SingleRequests
 from coordinator.door.tracer import request_tracer
-from coordinator.replicas.clients import TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses
 from coordinator.replicas.replicas import Replicas
 from coordinator.security import CLIENTS_CONNECTION_AGE_S, clients_options, models_security
 from coordinator.startup import wait_for_target
 from coordinator.wiring import Parts, wired
+from paceline.codec.names import GENERATE_STREAM, GENERATE_TEXT, GENERATION_SERVICE, TARGET_SERVICE
 from paceline.observe.metrics import CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_channel, traced_requests
 from paceline.process.instruments import Instruments, instruments
 from paceline.process.service import announce, freeze_heap
 from paceline.security.channels import ChannelSecurity
 from paceline.security.limits import MAX_MESSAGE_BYTES
-from paceline.shared_stream import STREAM_METHOD
 from paceline.wire import RunningServer, ServerOptions, open_channel, running_server, termination
 
 log = structlog.get_logger()
@@ -86,7 +84,7 @@ async def open_door(
     with request_tracer(watched.tracer) as tracer:
         calls = Calls(parts.model, threads, parts.dispatcher, parts.drafts, RequestMetrics(watched.registry), tracer)
         streams = OpenStreams(
-            STREAM_METHOD,
+            GENERATE_STREAM,
             calls,
             options.checks,
             traced_requests(watched.tracer),
@@ -99,7 +97,7 @@ async def open_door(
             async with running_server(
                 settings.host,
                 settings.port,
-                [SERVICE_NAME],
+                [GENERATION_SERVICE],
                 lambda server: add_generation_service(servicer, server),
                 grace_s=settings.shutdown_grace_s,
                 options=options,

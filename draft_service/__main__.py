@@ -1,6 +1,7 @@
 """Start the draft service: `python -m draft_service --help`."""
 
 from draft_service.config import DraftSettings
+from paceline.codec.names import DRAFT_SERVICE
 from paceline.process.ranks import joined_ranks
 from paceline.process.service import run_service, server_options
 from paceline.process.settings import parse_settings
@@ -19,11 +20,11 @@ async def serve(settings: DraftSettings) -> None:
     local_folder(settings.model)
 
     async with joined_ranks("draft_service", settings.grid) as ranks:
-        from draft_service.servicer import SERVICE_NAME, add_draft_service
+        from draft_service.servicer import add_draft_service
         from paceline.engine.loading import load_fastest
         from paceline.model_service.serving import serve_model
 
-        await serve_model("draft_service", settings, options, ranks, SERVICE_NAME, add_draft_service, load_fastest)
+        await serve_model("draft_service", settings, options, ranks, DRAFT_SERVICE, add_draft_service, load_fastest)
 
 
 if __name__ == "__main__":

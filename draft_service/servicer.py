@@ -10,6 +10,7 @@ import structlog
 
 from draft_service.drafter import Drafter
 from draft_service.pauses import Pauses
+from paceline.codec.names import PROPOSE_TOKENS
 from paceline.codec.rounds import prepared_to_pb, proposals_to_pb, propose_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import PacelineError
@@ -21,10 +22,6 @@ from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer, add_DraftServiceServicer_to_server
 
 log = structlog.get_logger()
-
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["DraftService"].full_name
-PROPOSE = f"/{SERVICE_NAME}/ProposeTokens"
-
 
 Unasked = asyncio.Queue[pb.ProposeTokensResponse]
 
@@ -45,7 +42,7 @@ class DraftServicer(ModelServicer, DraftServiceServicer):
         unasked = Unasked()
         answer = partial(self._propose, unasked)
         try:
-            async for response in self._answers(PROPOSE, requests, answer, context, unasked):
+            async for response in self._answers(PROPOSE_TOKENS, requests, answer, context, unasked):
                 yield response
         finally:
             self._streams = {one: stream for one, stream in self._streams.items() if stream is not unasked}

@@ -25,6 +25,7 @@ from opentelemetry.trace import Tracer
 from paceline.codec.cluster import cluster_from_pb
 from paceline.codec.generation import accepted_from_pb, piece_from_pb, request_to_pb
 from paceline.codec.models import model_from_pb
+from paceline.codec.names import GENERATE_STREAM
 from paceline.errors import (
     CallTimedOut,
     InvalidRequest,
@@ -40,7 +41,7 @@ from paceline.received import Received
 from paceline.retries import DEFAULT_RETRIES, NO_RETRIES, OnRetry, Outage, Retry, RetryPolicy, Sleep
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.security.limits import LONGEST_TIMEOUT_S
-from paceline.shared_stream import STREAM_METHOD, SharedStream
+from paceline.shared_stream import SharedStream
 from paceline.types import (
     ClusterDescription,
     GenerationAccepted,
@@ -265,7 +266,7 @@ class Client:
         may_share = may_share and bool(self._shared) and request.ByteSize() <= MOST_SHARED_BYTES
         if may_share and asked not in self._without_streams:
             try:
-                with traced_call(self._tracer, STREAM_METHOD, self._addresses[asked]) as headers:
+                with traced_call(self._tracer, GENERATE_STREAM, self._addresses[asked]) as headers:
                     shared = self._shared[asked].call(request, timeout_s, {**trace_headers, **headers})
                     async with aclosing(shared):
                         async for message in shared:

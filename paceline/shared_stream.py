@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from paceline.codec.callers import caller_to_pb
+from paceline.codec.names import MOST_BYTES_KEY, MOST_CALLS_KEY
 from paceline.codec.status import error_from_pb
 from paceline.errors import CallTimedOut, MessageTooLarge, PacelineError, PeerUnavailable, SharedStreamLost
 from paceline.security.limits import MAX_MESSAGE_BYTES
@@ -25,17 +26,12 @@ from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import GenerationServiceStub
 from paceline.wire import answered, half_close, translated_errors
 
-STREAM_METHOD = f"/{pb.DESCRIPTOR.services_by_name['GenerationService'].full_name}/GenerateStream"
 HELD_RESPONSES = 64
 """Unread responses of a call after which it is held; its output waits at the coordinator then."""
 
 Metadata = tuple[tuple[str, str], ...]
 MOST_CALLS = 1000
 """Calls of a stream after which others go to another, unless the coordinator takes fewer."""
-MOST_CALLS_KEY = "paceline-most-calls"
-"""Names what a coordinator takes, in the metadata that it answers a stream with at once."""
-MOST_BYTES_KEY = "paceline-most-bytes"
-"""Names, there too, the bytes that a message may have. One that is larger ends the stream with all its calls."""
 
 
 class SharedStream:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+from paceline.codec.names import TARGET_SERVICE
 from paceline.process.ranks import joined_ranks
 from paceline.process.service import run_service, server_options
 from paceline.process.settings import parse_settings
@@ -23,12 +24,12 @@ async def serve(settings: TargetSettings) -> None:
     async with joined_ranks("target_service", settings.grid) as ranks:
         from paceline.engine.heads.loading import load_heads
         from paceline.model_service.serving import serve_model
-        from target_service.servicer import SERVICE_NAME, add_target_service
+        from target_service.servicer import add_target_service
 
         add = partial(add_target_service, threads_beside_draft=settings.threads_beside_draft)
         find_heads = partial(load_heads, settings.heads)
         await serve_model(
-            "target_service", settings, options, ranks, SERVICE_NAME, add, find_heads=find_heads, overlaps=True
+            "target_service", settings, options, ranks, TARGET_SERVICE, add, find_heads=find_heads, overlaps=True
         )
 
 

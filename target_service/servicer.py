@@ -6,6 +6,7 @@ import grpc
 import structlog
 
 from paceline.codec.models import tokenizer_to_pb
+from paceline.codec.names import VERIFY_TOKENS
 from paceline.codec.rounds import verdicts_to_pb, verify_rows_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import TokenizerNotFound
@@ -18,8 +19,6 @@ from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import TargetServiceServicer, add_TargetServiceServicer_to_server
 from target_service.verifier import Verifier
 
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["TargetService"].full_name
-VERIFY = f"/{SERVICE_NAME}/VerifyTokens"
 log = structlog.get_logger()
 
 
@@ -31,7 +30,7 @@ class TargetServicer(ModelServicer, TargetServiceServicer):
     async def VerifyTokens(
         self, requests: AsyncIterator[pb.VerifyTokensRequest], context: Context
     ) -> AsyncIterator[pb.VerifyTokensResponse]:
-        async for response in self._answers(VERIFY, requests, self._verify, context):
+        async for response in self._answers(VERIFY_TOKENS, requests, self._verify, context):
             yield response
 
     async def _verify(self, caller: Caller, request: pb.VerifyTokensRequest) -> pb.VerifyTokensResponse:

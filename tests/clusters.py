@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry
 
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
-from draft_service import servicer as draft_servicer
+from draft_service.servicer import add_draft_service
 from paceline.client import Client
+from paceline.codec.names import DRAFT_SERVICE, TARGET_SERVICE
 from paceline.engine.calls import Call
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
@@ -33,7 +34,7 @@ from paceline.process.variables import NO_HEADS
 from paceline.security.channels import LOCAL, ChannelSecurity
 from paceline.types import Dtype, PolicyName, Quantization
 from paceline.wire import Exchanges, ServerOptions, open_channel, running_server
-from target_service import servicer as target_servicer
+from target_service.servicer import add_target_service
 from tests.waits import until
 
 OPTIONS = EngineOptions(kv_memory="256MiB")
@@ -91,8 +92,7 @@ async def model_server(
     heads: str | Path = NO_HEADS,
 ) -> AsyncIterator[ModelServer]:
     """Serve one model as `draft` or `target`; its channel is opened with `security`."""
-    module = {"draft": draft_servicer, "target": target_servicer}[role]
-    add = draft_servicer.add_draft_service if role == "draft" else target_servicer.add_target_service
+    name, add = (DRAFT_SERVICE, add_draft_service) if role == "draft" else (TARGET_SERVICE, add_target_service)
     # One thread: the tests run on machines with few cores, where more threads only wait for each other.
     worker, exchanges = ModelWorker(1), Exchanges(traced_requests(tracer))
     loaded = await worker.run(load_model, str(model), dtype, "cpu", quantization)
@@ -100,7 +100,7 @@ async def model_server(
     async with running_server(
         "127.0.0.1",
         port,
-        [module.SERVICE_NAME],
+        [name],
         lambda server: add(runner, Answering(worker, exchanges), server),
         grace_s=1,
         options=server_options or ServerOptions(),

@@ -8,6 +8,7 @@ import signal
 import grpc
 
 from benchmarks.soak.troubles import ERRORS, HANG, Trouble
+from paceline.codec.names import TARGET_SERVICE
 from paceline.engine.runner import Runner
 from paceline.model_service.servicer import Answering
 from paceline.model_service.serving import serve_model
@@ -19,7 +20,7 @@ from paceline.types import RankPlace
 from paceline.v1 import target_service_pb2 as pb
 from paceline.v1.target_service_pb2_grpc import add_TargetServiceServicer_to_server
 from target_service.config import TargetSettings
-from target_service.servicer import SERVICE_NAME, TargetServicer
+from target_service.servicer import TargetServicer
 from target_service.verifier import Verifier
 
 MODULE = "benchmarks.soak.troubled_target"
@@ -45,7 +46,7 @@ def main() -> None:
         add_TargetServiceServicer_to_server(TroubledServicer(trouble, verifier, answering), server)
 
     alone = Ranks(RankPlace(), are_here=False)
-    run_service(MODULE, settings, serve_model(MODULE, settings, server_options(settings), alone, SERVICE_NAME, add))
+    run_service(MODULE, settings, serve_model(MODULE, settings, server_options(settings), alone, TARGET_SERVICE, add))
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from coordinator.drafting.draft_models import DraftModels
 from coordinator.rounds.statistics import Statistics
 from paceline.codec.cluster import cluster_to_pb
 from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
+from paceline.codec.names import GENERATION_SERVICE, MOST_BYTES_KEY, MOST_CALLS_KEY
 from paceline.security.access import Context
-from paceline.shared_stream import MOST_BYTES_KEY, MOST_CALLS_KEY
 from paceline.types import (
     ClusterDescription,
     ComputeDescription,
@@ -27,9 +27,6 @@ from paceline.types import (
 )
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.wire import parsed, tell_end
-
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
-GENERATE_TEXT = f"/{SERVICE_NAME}/GenerateText"
 
 
 @dataclass(frozen=True)
@@ -132,4 +129,4 @@ def add_generation_service(servicer: GenerationServicer, server: grpc.aio.Server
             response_serializer=pb.DescribeClusterResponse.SerializeToString,
         ),
     }
-    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)])
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(GENERATION_SERVICE, handlers)])

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from coordinator.protocols import ANY_TIME, Deadline
 from coordinator.replicas.plausibility import check_description, check_identity
 from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
+from paceline.codec.names import DRAFT_SERVICE, TARGET_SERVICE
 from paceline.codec.rounds import (
     lengths_to_pb,
     prepared_from_pb,
@@ -50,8 +51,6 @@ from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import Exchange, answered, translated_errors
 from paceline.wire.peers import DRAFT, TARGET, service_at
 
-DRAFT_SERVICE = draft_service_pb2.DESCRIPTOR.services_by_name["DraftService"].full_name
-TARGET_SERVICE = target_service_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name
 RELEASE_TIMEOUT_S = 5.0
 MOST_RELEASED = 256
 """Sequences to free that a request names; more are named by the next ones, or by a call of their own."""

@@ -7,14 +7,15 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from paceline.codec.names import DRAFT_SERVICE, GENERATION_SERVICE, TARGET_SERVICE
 from paceline.wire.status import translated_errors
 
 ASK_TIMEOUT_S = 3.0
 COORDINATOR, DRAFT, TARGET = "a coordinator", "a draft service", "a target service"
 _KINDS = {
-    "paceline.v1.GenerationService": COORDINATOR,
-    "paceline.v1.DraftService": DRAFT,
-    "paceline.v1.TargetService": TARGET,
+    GENERATION_SERVICE: COORDINATOR,
+    DRAFT_SERVICE: DRAFT,
+    TARGET_SERVICE: TARGET,
 }
 _NOT_SERVED = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED)
 

@@ -18,6 +18,7 @@ from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.serving import running_coordinator
 from draft_service.config import DraftSettings
 from paceline.client import NO_RETRIES, Client, Completion
+from paceline.codec.names import TARGET_SERVICE
 from paceline.codec.status import error_from_pb
 from paceline.engine.runner import Runner
 from paceline.errors import PeerUnavailable, PrefixNotCached, SequenceNotFound, StartupError
@@ -35,7 +36,6 @@ from paceline.v1.draft_service_pb2_grpc import DraftServiceStub
 from paceline.v1.target_service_pb2_grpc import TargetServiceStub
 from paceline.wire import ServerOptions, open_channel
 from target_service.config import TargetSettings
-from target_service.servicer import SERVICE_NAME as TARGET_SERVICE
 from target_service.servicer import add_target_service
 from tests.certificates import Authority
 from tests.clusters import ModelServer, calls_of_callers, cluster, held_up, model_server

@@ -19,8 +19,8 @@ from coordinator.door.streamed_calls import MOST_CONTEXT_BYTES
 from coordinator.requests.stream import Stream
 from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.codec.generation import piece_from_pb, request_from_pb, request_to_pb
+from paceline.codec.names import GENERATE_STREAM
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerUnavailable
-from paceline.shared_stream import STREAM_METHOD
 from paceline.types import GenerationRequest, OutputPiece, OutputToken, TokenIds
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
@@ -428,7 +428,7 @@ def add_without_streams(servicer: GenerationServicer, server: grpc.aio.Server) -
         """Registers all methods but that of streams."""
 
         def add_generic_rpc_handlers(self, handlers: Any) -> None:
-            del handlers[0]._method_handlers[STREAM_METHOD]
+            del handlers[0]._method_handlers[GENERATE_STREAM]
             server.add_generic_rpc_handlers(handlers)
 
     add_generation_service(servicer, WithoutStreams())  # type: ignore[arg-type]

@@ -16,9 +16,8 @@ from typer.testing import CliRunner
 
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
-from coordinator.door.servicer import SERVICE_NAME
 from coordinator.protocols import Remote
-from coordinator.replicas.clients import DRAFT_SERVICE, TARGET_SERVICE, RemoteDrafter, RemoteVerifier
+from coordinator.replicas.clients import RemoteDrafter, RemoteVerifier
 from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.replicas import Replicas
@@ -28,6 +27,7 @@ from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, RetryNotices, connected
 from paceline.client import Retry
 from paceline.codec.models import model_to_pb
+from paceline.codec.names import DRAFT_SERVICE, GENERATION_SERVICE, TARGET_SERVICE
 from paceline.codec.versions import versions_to_pb
 from paceline.errors import IncompatiblePair, PeerFailed, PeerUnavailable, StartupError
 from paceline.process.cluster_plan import ClusterOptions
@@ -84,7 +84,7 @@ async def test_an_address_where_nothing_answers_is_not_said_to_be_another_servic
 
 async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
     """review G6"""
-    async with serving(SERVICE_NAME, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
+    async with serving(GENERATION_SERVICE, watched(Authority(tmp_path).issue("127.0.0.1"))) as server:
         with pytest.raises(StartupError, match=f"{server.address} wants TLS; give the CA .* with --ca"):
             async with connected(LastingConnection(server.address), ClusterOptions()):
                 pass
@@ -95,7 +95,7 @@ async def test_a_certificate_that_is_not_trusted_ends_a_command_at_once_with_the
     authority, other = Authority(tmp_path / "own"), Authority(tmp_path / "other")
     ended = authority.issue("127.0.0.1", not_after=datetime(2020, 1, 1, tzinfo=UTC))
     for own, why in ((ended, "certificate has expired"), (other.issue("127.0.0.1"), "unable to get local issuer")):
-        async with serving(SERVICE_NAME, watched(own)) as server:
+        async with serving(GENERATION_SERVICE, watched(own)) as server:
             words = f"the certificate of {server.address} is not trusted: {why}.*; give the CA that issued it with --ca"
             with pytest.raises(StartupError, match=words):
                 connection = LastingConnection(server.address, authority.ca, retry_for_s=0.01)
@@ -105,7 +105,7 @@ async def test_a_certificate_that_is_not_trusted_ends_a_command_at_once_with_the
 
 async def test_a_command_that_calls_a_plaintext_port_with_tls_is_told_so(tmp_path: Path) -> None:
     ca = Authority(tmp_path).ca
-    async with serving(SERVICE_NAME) as server:
+    async with serving(GENERATION_SERVICE) as server:
         with pytest.raises(StartupError, match=f"{server.address} speaks no TLS; leave --ca out"):
             async with connected(LastingConnection(server.address, ca, retry_for_s=0.01), ClusterOptions()):
                 pass
@@ -118,7 +118,7 @@ async def test_of_several_addresses_the_one_whose_certificate_has_another_name_i
     """It was the first in the list, or, where that had been asked first, none."""
     monkeypatch.setattr("random.randrange", lambda count: first)
     authority = Authority(tmp_path)
-    async with serving(SERVICE_NAME, watched(authority.issue("coordinator.test"))) as server:
+    async with serving(GENERATION_SERVICE, watched(authority.issue("coordinator.test"))) as server:
         addresses = f"127.0.0.1:1,{server.address}"
         with pytest.raises(StartupError, match=f"^the certificate of {server.address} has not the name 127.0.0.1;"):
             async with connected(LastingConnection(addresses, authority.ca, retry_for_s=0.01), ClusterOptions()):

@@ -14,7 +14,8 @@ import grpc
 from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from paceline.observe.spans.conventions import GENERATE_STREAM, end_call, start_call, starts_trace
+from paceline.codec.names import GENERATE_STREAM
+from paceline.observe.spans.conventions import end_call, start_call, starts_trace
 from paceline.observe.spans.stream import TracedStream
 from paceline.tasks import kept_task
 from paceline.wire.status import code_of

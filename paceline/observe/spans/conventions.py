@@ -9,13 +9,13 @@ import grpc
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer
 
-GENERATE = "/paceline.v1.GenerationService/GenerateText"
-GENERATE_STREAM = "/paceline.v1.GenerationService/GenerateStream"
+from paceline.codec.names import GENERATE_STREAM, GENERATE_TEXT, PROPOSE_TOKENS, VERIFY_TOKENS
+
 SPAN_NAMES = {
-    GENERATE: "generate",
+    GENERATE_TEXT: "generate",
     GENERATE_STREAM: "generate",
-    "/paceline.v1.DraftService/ProposeTokens": "draft.propose",
-    "/paceline.v1.TargetService/VerifyTokens": "target.verify",
+    PROPOSE_TOKENS: "draft.propose",
+    VERIFY_TOKENS: "target.verify",
 }
 _SERVER_FAULTS = {
     grpc.StatusCode.UNKNOWN,
@@ -34,7 +34,7 @@ def _span_name(method: str) -> str:
 
 def starts_trace(method: str) -> bool:
     """Return whether a call outside any trace begins one. Health, descriptions and releases would only be noise."""
-    return method in (GENERATE, GENERATE_STREAM)
+    return method in (GENERATE_TEXT, GENERATE_STREAM)
 
 
 def start_call(
