@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from math import log
 from statistics import fmean
 
 from paceline.errors import InvalidRequest
 from paceline.laws.fitting import Estimate, LogLinearLaw, fit
 from paceline.laws.points import MOST_TOKENS, Point
+from paceline.planning.speed import expected_tokens
 from paceline.simulate.measured_rounds import MeasuredRounds
 from paceline.simulate.saved_costs import SavedCosts
 
@@ -140,14 +142,8 @@ class RoundTimes:
 
 def best_choice(drafts: Sequence[Draft], batch_size: int, times: RoundTimes) -> Choice:
     """Return what gives most tokens a second among these drafts and all counts up to the most measured."""
-    choices = [
-        Choice(batch_size, one, count, batch_size * _tokens(one, count) / times.seconds(batch_size, count, one.depth))
-        for one in drafts
-        for count in range(times.most_drafts + 1)
-    ]
+    choices = []
+    for one, count in product(drafts, range(times.most_drafts + 1)):
+        token_count = batch_size * expected_tokens(one.acceptance.value, count)
+        choices.append(Choice(batch_size, one, count, token_count / times.seconds(batch_size, count, one.depth)))
     return max(choices, key=lambda one: one.tokens_per_s)
-
-
-def _tokens(draft: Draft, count: int) -> float:
-    """Return the tokens of a row: each draft is right only if all before it are."""
-    return sum(draft.acceptance.value**place for place in range(count + 1))
