@@ -167,13 +167,14 @@ class Client:
         *,
         timeout_s: float | None = None,
         on_accepted: OnAccepted | None = None,
-        trace_headers: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[OutputPiece, None]:
         """Yield pieces as rounds commit them; the last of each output has its finish. Closing the iterator cancels.
 
         `timeout_s` covers the whole output with all retries. Usage counts only the rounds of the last call.
-        `on_accepted` is called whenever a coordinator has queued the request, again after a retry. `trace_headers`,
-        such as `traceparent`, make the request part of that trace; they are for clients without a tracer.
+        `on_accepted` is called whenever a coordinator has queued the request, again after a retry. Of `headers`
+        coordinators read `x-request-id`, which becomes the request's id, and `traceparent` with its neighbours, which
+        make it part of that trace; these are for clients without a tracer.
         """
         ends_at_s = None if timeout_s is None else self._clock() + _checked_timeout_s(timeout_s)
         rest = _seeded(request)
@@ -190,7 +191,7 @@ class Client:
             asked = self._next
             try:
                 with named_time(timeout_s):
-                    async for piece in self._stream(rest, remaining_s, accept, trace_headers, may_share):
+                    async for piece in self._stream(rest, remaining_s, accept, headers, may_share):
                         received.add(piece)
                         outage.over()
                         yield piece
@@ -242,10 +243,10 @@ class Client:
         request: GenerationRequest,
         timeout_s: float | None,
         accept: OnAccepted,
-        trace_headers: Mapping[str, str],
+        headers: Mapping[str, str],
         may_share: bool,
     ) -> AsyncGenerator[OutputPiece, None]:
-        responses = self._responses(self._next, request_to_pb(request), timeout_s, trace_headers, may_share)
+        responses = self._responses(self._next, request_to_pb(request), timeout_s, headers, may_share)
         async with aclosing(responses):
             async for message in responses:
                 # Acceptance is no progress and must not end an outage, because the request still waits.
@@ -259,15 +260,15 @@ class Client:
         asked: int,
         request: generation_service_pb2.GenerateTextRequest,
         timeout_s: float | None,
-        trace_headers: Mapping[str, str],
+        headers: Mapping[str, str],
         may_share: bool,
     ) -> AsyncGenerator[generation_service_pb2.GenerateTextResponse, None]:
         """Yield the responses of a coordinator, over the shared stream if it may and that is known. Closing cancels."""
         may_share = may_share and bool(self._shared) and request.ByteSize() <= MOST_SHARED_BYTES
         if may_share and asked not in self._without_streams:
             try:
-                with traced_call(self._tracer, GENERATE_STREAM, self._addresses[asked]) as headers:
-                    shared = self._shared[asked].call(request, timeout_s, {**trace_headers, **headers})
+                with traced_call(self._tracer, GENERATE_STREAM, self._addresses[asked]) as span:
+                    shared = self._shared[asked].call(request, timeout_s, {**headers, **span})
                     async with aclosing(shared):
                         async for message in shared:
                             yield message
@@ -275,7 +276,7 @@ class Client:
             except MethodNotFound:
                 self._without_streams.add(asked)
         with translated_errors():
-            metadata = (*self._security.metadata(), *trace_headers.items())
+            metadata = (*self._security.metadata(), *headers.items())
             call = self._stubs[asked].GenerateText(request, timeout=timeout_s, metadata=metadata)
             try:
                 async for message in call:

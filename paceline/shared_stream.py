@@ -19,6 +19,7 @@ from paceline.codec.callers import caller_to_pb
 from paceline.codec.names import MOST_BYTES_KEY, MOST_CALLS_KEY
 from paceline.codec.status import error_from_pb
 from paceline.errors import CallTimedOut, MessageTooLarge, PacelineError, PeerUnavailable, SharedStreamLost
+from paceline.request_ids import REQUEST_ID
 from paceline.security.limits import MAX_MESSAGE_BYTES
 from paceline.tasks import kept_task, outlasting
 from paceline.v1 import common_pb2
@@ -45,12 +46,14 @@ class SharedStream:
         """Streams that take no more, with calls that go on."""
 
     async def call(
-        self, request: pb.GenerateTextRequest, timeout_s: float | None, trace_headers: Mapping[str, str]
+        self, request: pb.GenerateTextRequest, timeout_s: float | None, headers: Mapping[str, str]
     ) -> AsyncGenerator[pb.GenerateTextResponse, None]:
         """Yield the responses to a request. Closing the iterator cancels the call. Raise its PacelineError."""
-        started = pb.StartedCall(request=request, context=common_pb2.RequestContext(timeout_s=timeout_s))
-        if caller := caller_to_pb(trace_headers):
-            started.context.span.CopyFrom(caller)
+        others = dict(headers)
+        context = common_pb2.RequestContext(timeout_s=timeout_s, request_id=others.pop(REQUEST_ID, ""))
+        if caller := caller_to_pb(others):
+            context.span.CopyFrom(caller)
+        started = pb.StartedCall(request=request, context=context)
         loop, timed_out = asyncio.get_running_loop(), CallTimedOut(f"the output did not end within {timeout_s} s")
         ends_at = None if timeout_s is None else loop.time() + timeout_s
         try:

@@ -38,15 +38,15 @@ class Calls:
     metrics: RequestMetrics
     tracer: RequestTracer
 
-    def arrived(self) -> "Call":
-        """Return a new call. Its span, if it has one, must be the current one."""
-        return Call(self)
+    def arrived(self, given_id: str = "") -> "Call":
+        """Return a new call, with its caller's id if it gave one. Its span, if it has one, must be the current one."""
+        return Call(self, given_id)
 
 
 class Call:
-    def __init__(self, parts: Calls) -> None:
+    def __init__(self, parts: Calls, given_id: str) -> None:
         self._parts = parts
-        self._record = RequestRecord(parts.metrics)
+        self._record = RequestRecord(parts.metrics, given_id=given_id)
         name_request(self._record.request_id)
 
     async def queue(
@@ -111,7 +111,7 @@ class Call:
             deliver(self.request, piece, is_first=is_first)
 
     def failed(self, error: Exception) -> Exception:
-        """Note the error that is about to end the call. Return it as its caller may see it.
+        """Note the error that is about to end the call. Return it as its caller may see it, with the request's id.
 
         Sequence ids are replaced by the request's id: only their secrecy keeps strangers from a sequence.
         """
@@ -121,6 +121,7 @@ class Call:
             return error
         shown = copy.copy(error)
         shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
+        shown.metadata["request_id"] = record.request_id
         for generation in record.queued.generations if record.queued else ():
             shown.message = shown.message.replace(generation.sequence_id, record.request_id)
         return shown

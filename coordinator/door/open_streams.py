@@ -49,9 +49,9 @@ class OpenStreams:
     def open(self, context: Context) -> StreamedCalls:
         """Return the calls of a new stream. They are cancelled when it ends, however it does."""
 
-        def begin() -> Call:
+        def begin(given_id: str) -> Call:
             check_caller(self._checks, self._method, context)
-            return self._calls.arrived()
+            return self._calls.arrived(given_id)
 
         calls = StreamedCalls(begin, self._around_call, self.most, self.most_bytes)
         ageing = asyncio.get_running_loop().call_later(self._age_s, calls.take_no_more)

@@ -3,7 +3,6 @@
 Owns the clock of a request; knows nothing of rounds. Never holds text of a prompt or an output.
 """
 
-import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from paceline.errors import (
 )
 from paceline.observe.logs import active_span
 from paceline.observe.metrics import REQUEST_BUCKETS_S, ROUND_BUCKETS_S, USUAL_CODES, Exemplar, exemplar_of
+from paceline.request_ids import request_id_of
 from paceline.types import FinishReason, GenerationFinish, OutputPiece, SourceUsage, added_up
 
 log = structlog.get_logger()
@@ -66,8 +66,10 @@ class RequestMetrics:
 class RequestRecord:
     """One request, from its arrival to its end."""
 
-    def __init__(self, metrics: RequestMetrics, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.request_id = secrets.token_hex(8)
+    def __init__(
+        self, metrics: RequestMetrics, clock: Callable[[], float] = time.perf_counter, given_id: str = ""
+    ) -> None:
+        self.request_id = request_id_of(given_id)
         self.queued: Request | None = None
         """The request; None until it is queued."""
         self._metrics = metrics

@@ -16,6 +16,7 @@ from coordinator.rounds.statistics import Statistics
 from paceline.codec.cluster import cluster_to_pb
 from paceline.codec.generation import accepted_to_pb, piece_to_pb, request_from_pb
 from paceline.codec.names import GENERATION_SERVICE, MOST_BYTES_KEY, MOST_CALLS_KEY
+from paceline.request_ids import REQUEST_ID
 from paceline.security.access import Context
 from paceline.types import (
     ClusterDescription,
@@ -58,7 +59,7 @@ class GenerationServicer:
     async def GenerateText(self, requests: object, context: Context) -> AsyncIterator[pb.GenerateTextResponse]:
         """Answer the one request; `SingleRequests` has to be around."""
         message = await single_request(context)
-        call, timeout_s = self._calls.arrived(), context.time_remaining()
+        call, timeout_s = self._calls.arrived(_given_id(context)), context.time_remaining()
         tell_end(context, timeout_s, call.end)
         try:
             accepted = await call.queue(partial(_read, message), len(message), timeout_s)
@@ -109,6 +110,11 @@ class GenerationServicer:
         if self._facts.shows_addresses:
             return tuple(replicas)
         return tuple(replace(one, address="") for one in replicas)
+
+
+def _given_id(context: Context) -> str:
+    """Return the id that a call's metadata has for its request; empty without one."""
+    return str(dict(context.invocation_metadata() or ()).get(REQUEST_ID, ""))
 
 
 def _read(message: bytes) -> GenerationRequest:

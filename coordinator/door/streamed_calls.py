@@ -31,8 +31,8 @@ MOST_CONTEXT_BYTES = 16 << 10
 """As gRPC takes of the metadata of a call of its own."""
 CANCELLED = status_pb2.Status(code=grpc.StatusCode.CANCELLED.value[0], message="the call was cancelled")
 
-Begin = Callable[[], Call]
-"""Makes a call. Raises the error of a caller that may not call any more."""
+Begin = Callable[[str], Call]
+"""Makes a call, with its caller's id if it gave one. Raises the error of a caller that may not call any more."""
 AroundCall = Callable[[Any], AbstractContextManager[object]]
 """Takes a call's `RequestContext`; the call is served within its result."""
 
@@ -166,7 +166,7 @@ class StreamedCalls:
             self._outbox.finish()
 
     async def _serve(self, call_id: int, started: "_Started", refusal: PacelineError | None) -> None:
-        call, code = self._begin(), grpc.StatusCode.OK
+        call, code = self._begin(started.context.request_id), grpc.StatusCode.OK
         timeout_s, clock = None, asyncio.get_running_loop().time
         began_s = clock()
         try:

@@ -5,6 +5,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline.gateway.errors import HttpError
+from paceline.request_ids import REQUEST_ID
 from paceline.security.tokens import KnownTokens
 
 log = structlog.get_logger()
@@ -28,10 +29,10 @@ class BearerTokens:
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self._admits(Request(scope)):
+        if scope["type"] != "http" or self._admits(request := Request(scope)):
             await self._app(scope, receive, send)
             return
-        log.warning("a caller was refused", peer=scope.get("client"))
+        log.warning("a caller was refused", peer=scope.get("client"), request_id=request.headers.get(REQUEST_ID))
         await REFUSED.response(scope, receive, send)
 
     def _admits(self, request: Request) -> bool:

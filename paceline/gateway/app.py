@@ -14,13 +14,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from paceline.gateway.access import LIVENESS_PATH, BearerTokens
 from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
 from paceline.gateway.errors import HANDLERS, http_error, shutting_down
 from paceline.gateway.page import Page
+from paceline.gateway.request_ids import RequestIds
 from paceline.gateway.unread import ReadsAway
+from paceline.request_ids import REQUEST_ID
 from paceline.security.tokens import KnownTokens
 from paceline.types import ClusterDescription
 
@@ -29,7 +32,7 @@ WELL = {"status": "ok"}
 
 def make_app(
     gateway: Gateway, registry: CollectorRegistry, page: Page, tokens: KnownTokens | None, cors_origins: Sequence[str]
-) -> Starlette:
+) -> ASGIApp:
     """Make the app. `tokens` are those that callers must show one of; None: none."""
     paths = _Paths(gateway, registry)
     routes = [
@@ -46,13 +49,13 @@ def make_app(
     middleware = [Middleware(ReadsAway)]
     if cors_origins:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
-        allowed["expose_headers"] = ["retry-after"]  # else no page knows when to ask again
+        allowed["expose_headers"] = ["retry-after", REQUEST_ID]  # else no page can read them
         middleware.append(Middleware(CORSMiddleware, allow_origins=cors_origins, **allowed))
     if tokens:
         middleware.append(Middleware(BearerTokens, tokens=tokens))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=HANDLERS)
     app.router.redirect_slashes = False  # few clients send a body again where a redirection leads
-    return app
+    return RequestIds(app)  # around all, for errors that nobody expected are answered outside of what is in the app
 
 
 class _Paths:

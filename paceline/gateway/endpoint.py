@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paceline.client import NO_HEADERS
 from paceline.gateway.answer import Answer, StreamedAnswer, WholeAnswer
 from paceline.gateway.apis import COMPLETION, Api, BodyT
 from paceline.gateway.errors import HttpError, answer_to, shutting_down, too_many
@@ -26,6 +25,7 @@ from paceline.gateway.spans import callers_trace, request_span
 from paceline.gateway.sse import EventStream, event
 from paceline.gateway.tool_calls import ToolFormat
 from paceline.observe.logs import active_span
+from paceline.request_ids import REQUEST_ID
 from paceline.types import GenerationRequest, OutputPiece
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class Endpoint(Generic[BodyT]):
         self._gateway = gateway
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway = self._gateway
-        record = RequestRecord(gateway.metrics, self._api.path)
+        gateway, request = self._gateway, Request(scope, receive)
+        record = RequestRecord(gateway.metrics, self._api.path, request.headers.get(REQUEST_ID, ""))
         if refusal := self._refusal():
             record.status, record.error_code = refusal.status, refusal.code
             record.end(None, is_streamed=False)
             raise refusal
-        request, scheme = Request(scope, receive), scope.get("scheme", "http")  # ASGI lets a server leave it out
+        scheme = scope.get("scheme", "http")  # ASGI lets a server leave it out
         call = _Call(self._api, gateway, request, send, record)
         span = request_span(gateway.tracer, self._api.path, scheme, request.headers, lambda: record.status)
         with gateway.running.one(), gateway.bodies.one() as take_room:
@@ -112,7 +112,7 @@ class _Call(Generic[BodyT]):
         except Exception as error:
             await self._fail(answer_to(error))
             if self._record.status == 500:
-                log.error("unexpected error", exc_info=error)
+                log.error("unexpected error", request_id=self._record.request_id, exc_info=error)
 
     async def _cut_off(self) -> None:
         """Tell the client that the gateway stops, unless it has all, or does not read."""
@@ -180,8 +180,10 @@ class _Call(Generic[BodyT]):
 
     async def _generate(self, requests: list[GenerationRequest], deliver: Deliver, answer: Answer[BodyT]) -> None:
         gateway = self._gateway
+        headers = {REQUEST_ID: self._record.request_id}
         # A tracer sends the gateway's own span, which is a child of the caller's.
-        headers = NO_HEADERS if gateway.tracer else callers_trace(self.request.headers)
+        if gateway.tracer is None:
+            headers |= callers_trace(self.request.headers)
         accept, timeout_s = answer.account.accept, gateway.timeout_s
         await generate_all(gateway.generator, requests, deliver, accept, timeout_s, headers)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import structlog
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +29,9 @@ from paceline.errors import (
     TokenizerNotFound,
     Unauthenticated,
 )
+from paceline.request_ids import REQUEST_ID
 
+log = structlog.get_logger()
 INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_SOON = {"retry-after": "1"}
 PARAMS = {
@@ -151,7 +154,8 @@ async def known_error(_: Request, error: Exception) -> Response:
     return answer_to(error).response
 
 
-async def unexpected_error(_: Request, __: Exception) -> Response:
+async def unexpected_error(request: Request, _: Exception) -> Response:
+    log.error("unexpected error", request_id=request.headers.get(REQUEST_ID))  # the server logs what it is
     return UNEXPECTED.response
 
 

@@ -28,7 +28,7 @@ class Generator(Protocol):
         *,
         timeout_s: float | None = None,
         on_accepted: OnAccepted | None = None,
-        trace_headers: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[OutputPiece, None]: ...
 
     async def describe_once(self) -> ClusterDescription: ...
@@ -40,7 +40,7 @@ async def generate_all(
     deliver: Deliver,
     accept: Accept,
     timeout_s: float,
-    trace_headers: Mapping[str, str] = NO_HEADERS,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> None:
     """Deliver all pieces. The first failure ends all requests, and is raised.
 
@@ -56,7 +56,7 @@ async def generate_all(
                 request,
                 timeout_s=max(0.0, ends_at_s - clock()),
                 on_accepted=lambda one: accept(index, one),
-                trace_headers=trace_headers,
+                headers=headers,
             )
             async with aclosing(pieces):
                 async for piece in pieces:

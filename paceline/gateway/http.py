@@ -4,10 +4,13 @@ import asyncio
 import socket
 
 import h11
+import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paceline.gateway.errors import invalid
+from paceline.request_ids import REQUEST_ID, request_id_of
 
+log = structlog.get_logger()
 UNREAD_OPTION: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """Linux has it."""
 LONGEST_MS = 2**31 - 1
@@ -52,6 +55,9 @@ class Http(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             length = str(len(NO_HTTP.body))
             headers = [("content-type", "application/json"), ("content-length", length), ("connection", "close")]
+            request_id = request_id_of("")
+            log.info("a request was no HTTP", peer=self.client, request_id=request_id)
+            headers.append((REQUEST_ID, request_id))
             head = h11.Response(status_code=NO_HTTP.status, headers=headers)
             for event in (head, h11.Data(data=NO_HTTP.body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")

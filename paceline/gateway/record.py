@@ -18,7 +18,8 @@ CLIENT_LEFT = 499
 class RequestRecord:
     """One request for outputs, from its arrival to its end."""
 
-    def __init__(self, metrics: GatewayMetrics, path: str) -> None:
+    def __init__(self, metrics: GatewayMetrics, path: str, request_id: str) -> None:
+        self.request_id = request_id
         self.status = 500
         """Status of the answer; of an error in a stream, that of the error. It stands for one that was never sent."""
         self.error_code: str | None = None
@@ -50,7 +51,7 @@ class RequestRecord:
             status=self.status,
             error=self.error_code,
             streamed=is_streamed,
-            request_id=account.request_id if account else "",
+            request_id=self.request_id,
             prompt_tokens=account.prompt_token_count if account else 0,
             output_tokens=account.token_count if account else 0,
             time_to_first_token_s=None if self._first_token_s is None else round(self._first_token_s, 6),

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from paceline.request_ids import REQUEST_ID
+
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
@@ -38,6 +40,7 @@ def request_span(
     from opentelemetry.trace import SpanKind, StatusCode
 
     attributes = {"http.request.method": "POST", "http.route": path, "url.path": path, "url.scheme": scheme}
+    attributes["paceline.request_id"] = headers.get(REQUEST_ID, "")
     parent = propagate.extract(_carried(headers))
     with tracer.start_as_current_span(
         f"POST {path}", parent, SpanKind.SERVER, attributes, record_exception=False

@@ -272,10 +272,15 @@ class RequestContext(_message.Message):
 
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     RELEASED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
     """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
+    request_id: _builtins.str
+    """Id of the request, for logs, spans and answers, as the metadata `x-request-id` has it for a call of its own: 1 to 128
+    letters, digits and `._~:/+=@-`. Unset, or another: the service that answers draws one.
+    """
     wire_version: _builtins.int
     """Version of the wire that the request is written in. A service that does not read it refuses the request with
     INVALID_ARGUMENT, for it would misread it. Unset: a request of before there were versions.
@@ -295,12 +300,13 @@ class RequestContext(_message.Message):
         *,
         timeout_s: _builtins.float | None = ...,
         span: Global___CallerSpan | None = ...,
+        request_id: _builtins.str = ...,
         wire_version: _builtins.int = ...,
         released_sequence_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "span", b"span", "timeout_s", b"timeout_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "released_sequence_ids", b"released_sequence_ids", "span", b"span", "timeout_s", b"timeout_s", "wire_version", b"wire_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s", "released_sequence_ids", b"released_sequence_ids", "request_id", b"request_id", "span", b"span", "timeout_s", b"timeout_s", "wire_version", b"wire_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timeout_s: _TypeAlias = _typing.Literal["timeout_s"]  # noqa: Y015
     _WhichOneofArgType__timeout_s: _TypeAlias = _typing.Literal["_timeout_s", b"_timeout_s"]  # noqa: Y015

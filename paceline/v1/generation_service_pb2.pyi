@@ -663,7 +663,7 @@ class StartedCall(_message.Message):
 
     @_builtins.property
     def context(self) -> _common_pb2.RequestContext:
-        """Deadline and span of the call."""
+        """Deadline, span and id of the call."""
 
     def __init__(
         self,
@@ -828,7 +828,7 @@ class GenerationAccepted(_message.Message):
     PROMPT_TIME_S_FIELD_NUMBER: _builtins.int
     MAX_NEW_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Name of the request in the coordinator's log."""
+    """Id of the request in the coordinator's log: its caller's, given as the metadata `x-request-id`, or one that was drawn."""
     seed: _builtins.int
     """Seed of the request, the client's own or the one that was drawn."""
     prompt_count: _builtins.int

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 from coordinator.door import servicer
 from coordinator.door.record import RequestMetrics, RequestRecord
 from coordinator.requests.generation import Request
-from paceline.client import Client
+from paceline.client import NO_RETRIES, Client
 from paceline.codec.generation import accepted_to_pb, request_to_pb
 from paceline.errors import CallTimedOut, InvalidRequest, NoChoice, Overloaded, PacelineError, PeerFailed
 from paceline.observe.logs import active_span
@@ -353,4 +353,30 @@ async def test_an_error_of_a_model_services_names_the_request_and_no_sequence() 
         with pytest.raises(NoChoice, match="sequence '[0-9a-f]{16}' has no choice") as failed:
             await client.complete(GenerationRequest(TokenIds((5, 6)), 4))
     assert verifier.named not in f"{failed.value.message} {failed.value.metadata}"
-    assert failed.value.metadata == {"position": "3"}
+    request_id = failed.value.metadata["request_id"]
+    assert failed.value.metadata == {"position": "3", "request_id": request_id}
+    assert request_id in failed.value.message
+
+
+@pytest.mark.parametrize("shares_stream", [False, True])
+@pytest.mark.parametrize("given", ["the-callers.own", "not one", "x" * 129, ""])
+async def test_a_request_has_the_id_that_its_caller_gives_and_an_error_tells_it(
+    given: str, shares_stream: bool
+) -> None:
+    with capture_logs() as logs:
+        async with (
+            fake_server(FakeDrafter(1.0), FakeVerifier(), CollectorRegistry()) as server,
+            Client(server.address, NO_RETRIES, shares_stream=shares_stream) as client,
+        ):
+            told: list[GenerationAccepted] = []
+            headers = {"x-request-id": given}
+            async for _ in client.generate(TEN_TOKENS, on_accepted=told.append, headers=headers):
+                pass
+            with pytest.raises(InvalidRequest) as refused:
+                async for _ in client.generate(replace(TEN_TOKENS, max_new_tokens=0), headers=headers):
+                    pass
+            while len(lines(logs)) < 2:
+                await asyncio.sleep(0.01)
+    named = [told[0].request_id, refused.value.metadata["request_id"]]
+    assert [one["request_id"] for one in lines(logs)] == named
+    assert named == [given] * 2 if given == "the-callers.own" else all(len(one) == 16 for one in named)

@@ -481,7 +481,7 @@ async def test_callers_without_a_tracer_name_their_traces_call_by_call() -> None
         server(tracer=spans.tracer) as running,
         Client(running.address, NO_RETRIES, shares_stream=True) as client,
     ):
-        async for _ in client.generate(GenerationRequest(TokenIds(PROMPTS[0]), 10), trace_headers=headers):
+        async for _ in client.generate(GenerationRequest(TokenIds(PROMPTS[0]), 10), headers=headers):
             pass
         await client.complete(GenerationRequest(TokenIds(PROMPTS[1]), 10))
     first, second = spans("generate", "server")

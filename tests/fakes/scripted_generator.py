@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 from opentelemetry.trace import Tracer
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
+from starlette.types import ASGIApp
 
 from paceline.client import NO_HEADERS, OnAccepted
 from paceline.errors import PacelineError
@@ -65,7 +65,7 @@ class ScriptedGenerator:
     waits_for: asyncio.Event | None = None
     """Awaited before the last piece; None: nothing is."""
     asked: list[GenerationRequest] = field(default_factory=list)
-    trace_headers: list[Mapping[str, str]] = field(default_factory=list)
+    headers: list[Mapping[str, str]] = field(default_factory=list)
     """Those of each request."""
     ended_count: int = 0
     """Requests that ended, however."""
@@ -76,10 +76,10 @@ class ScriptedGenerator:
         *,
         timeout_s: float | None = None,
         on_accepted: OnAccepted | None = None,
-        trace_headers: Mapping[str, str] = NO_HEADERS,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> AsyncGenerator[OutputPiece, None]:
         self.asked.append(request)
-        self.trace_headers.append(trace_headers)
+        self.headers.append(headers)
         try:
             if self.refuses:
                 raise self.refuses
@@ -123,7 +123,7 @@ async def _app(
     tracer: Tracer | None = None,
     registry: CollectorRegistry | None = None,
     **own: Any,
-) -> tuple[Starlette, Gateway]:
+) -> tuple[ASGIApp, Gateway]:
     registry = registry or CollectorRegistry()
     model = ServedModel(generator, names)
     await model.look()
