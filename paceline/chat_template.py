@@ -70,8 +70,8 @@ class Conversation:
         adds_prompt = _flag(arguments, "add_generation_prompt", default=not continues)
         if continues and adds_prompt:
             raise _refused("sets continue_final_message and add_generation_prompt; leave one out", _ARGUMENTS)
-        tools = [_object(one, "chat.tools") for one in prompt.tools]
-        messages = [_message(one) for one in prompt.messages]
+        tools = [_object(one, f"chat.tools[{place}]") for place, one in enumerate(prompt.tools)]
+        messages = [_message(one, f"chat.messages[{place}]") for place, one in enumerate(prompt.messages)]
         conversation = cls(messages, tools, arguments, time_s, adds_prompt, continues)
         if sum(1 for _ in conversation.strings()) > MAX_STRINGS:
             raise _refused(
@@ -153,19 +153,20 @@ def _until(rendered: str, end: str, field: str) -> str:
     return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
 
 
-def _message(message: ChatMessage) -> Variables:
+def _message(message: ChatMessage, field: str) -> Variables:
     variables: Variables = {"role": message.role, "content": message.content}
     if message.name:
         variables["name"] = message.name
     if message.tool_calls:
-        variables["tool_calls"] = [_call(one) for one in message.tool_calls]
+        calls = enumerate(message.tool_calls)
+        variables["tool_calls"] = [_call(one, f"{field}.tool_calls[{place}]") for place, one in calls]
     if message.tool_call_id:
         variables["tool_call_id"] = message.tool_call_id
     return variables
 
 
-def _call(call: ToolCall) -> Variables:
-    function = {"name": call.name, "arguments": _object(call.arguments or "{}", "chat.messages")}
+def _call(call: ToolCall, field: str) -> Variables:
+    function = {"name": call.name, "arguments": _object(call.arguments or "{}", f"{field}.arguments")}
     return {"id": call.id, "type": "function", "function": function}
 
 

@@ -54,6 +54,8 @@ _NAMES |= {ours.rpartition(".")[2]: theirs for ours, theirs in _NAMES.items() if
 _NAMES["drafting."] = f"{PARAMS['drafting']}."
 _OURS = re.compile(rf"\b(?:{'|'.join(map(re.escape, _NAMES))})\b|\bsampling\.(?=\w)|\bchat\.(?=(?:messages|tools)\b)")
 """The names that differ, and the part of others that bodies do without, as they stand in messages."""
+_CALL = re.compile(r"(\btool_calls\[\d+\]\.)(?=arguments\b)")
+"""What stands before the arguments of a call; bodies have them in its `function`."""
 
 
 @dataclass(eq=False)
@@ -133,11 +135,11 @@ def _param(field: str) -> str | None:
     for ours, theirs in PARAMS.items():
         if field == ours or field.startswith(f"{ours}."):
             return theirs + field.removeprefix(ours)
-    return field.removeprefix("sampling.").removeprefix("chat.") or None
+    return _CALL.sub(r"\1function.", field.removeprefix("sampling.").removeprefix("chat.")) or None
 
 
 def _renamed(message: str) -> str:
-    return _OURS.sub(lambda found: _NAMES.get(found[0], ""), message)
+    return _CALL.sub(r"\1function.", _OURS.sub(lambda found: _NAMES.get(found[0], ""), message))
 
 
 async def framework_error(_: Request, error: Exception) -> Response:

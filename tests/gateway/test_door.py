@@ -110,6 +110,12 @@ async def test_errors_of_coordinators_have_openais_form(
             "paceline.in_order is set and paceline.sources is empty",
         ),
         ("chat.messages", "chat.messages holds 'x'; give JSON", "messages", "messages holds 'x'; give JSON"),
+        (
+            "chat.messages[1].tool_calls[0].arguments",
+            "chat.messages[1].tool_calls[0].arguments holds 'x'",
+            "messages[1].tool_calls[0].function.arguments",
+            "messages[1].tool_calls[0].function.arguments holds 'x'",
+        ),
     ],
 )
 async def test_an_error_names_fields_as_the_body_does(field: str, message: str, param: str, told: str) -> None:

@@ -298,10 +298,10 @@ def test_the_templates_own_turns_are_the_only_special_tokens(forged: Chat) -> No
     ("chat", "field", "words"),
     [
         (Chat(()), "chat.messages", "at least one message"),
-        (Chat((ChatMessage("user"),), ("{",)), "chat.tools", "no JSON.*give a JSON object"),
-        (Chat((ChatMessage("user"),), ("[]",)), "chat.tools", r"holds '\[\]'; give a JSON object"),
-        (Chat((ChatMessage("user"),), ('{"a": "\\ud800"}',)), "chat.tools", "no JSON"),
-        (Chat((ChatMessage("user"),), ("[" * 10**5,)), "chat.tools", "no JSON"),
+        (Chat((ChatMessage("user"),), ("{",)), "chat.tools[0]", "no JSON.*give a JSON object"),
+        (Chat((ChatMessage("user"),), ("{}", "[]")), "chat.tools[1]", r"holds '\[\]'; give a JSON object"),
+        (Chat((ChatMessage("user"),), ('{"a": "\\ud800"}',)), "chat.tools[0]", "no JSON"),
+        (Chat((ChatMessage("user"),), ("[" * 10**5,)), "chat.tools[0]", "no JSON"),
         (Chat((ChatMessage("user"),), (), "7"), "chat.template_arguments", "give a JSON object"),
         (Chat((ChatMessage("user"),), (), '{"messages": []}'), "chat.template_arguments", "as chat.messages"),
         (Chat((ChatMessage("user"),), (), '{"tools": []}'), "chat.template_arguments", "as chat.tools"),
@@ -315,7 +315,13 @@ def test_the_templates_own_turns_are_the_only_special_tokens(forged: Chat) -> No
             "chat.template_arguments",
             "leave one out",
         ),
-        (Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", "x"),)),)), "chat.messages", "no JSON"),
+        (
+            Chat(
+                (ChatMessage("user"), ChatMessage("user", tool_calls=(ToolCall("", "f", ""), ToolCall("", "f", "x"))))
+            ),
+            "chat.messages[1].tool_calls[1].arguments",
+            r"^chat.messages\[1\].tool_calls\[1\].arguments holds 'x', which is no JSON",
+        ),
         (Chat((ChatMessage("user", tool_calls=(ToolCall("", "f", "{}"),) * 2),)), "chat.messages", "One call at once"),
         (
             Chat((ChatMessage("user"),), (json.dumps({str(one): "" for one in range(1 << 16)}),)),
