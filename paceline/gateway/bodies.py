@@ -248,6 +248,8 @@ class GenerationBody(Body):
     presence_penalty: Penalty | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    max_completion_tokens: Positive | None = None
     response_format: ResponseFormatBody | None = None
     prediction: PredictionBody | None = None
     # vLLM's.
@@ -270,6 +272,8 @@ class GenerationBody(Body):
     logits_processors: Unsupported = None
     include_stop_str_in_output: Annotated[Any, AfterValidator(_only(False))] = None
     truncate_prompt_tokens: Unsupported = None
+    skip_special_tokens: Annotated[Any, AfterValidator(_only(True))] = None
+    return_tokens_as_token_ids: Annotated[Any, AfterValidator(_only(False))] = None
     # Ours.
     paceline: PacelineOptions | None = None
 
@@ -282,6 +286,11 @@ class GenerationBody(Body):
     @property
     def output_count(self) -> int:
         return self.n or 1
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most tokens of an output; None where the body sets none."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def includes_usage(self) -> bool:
@@ -300,7 +309,6 @@ class GenerationBody(Body):
 class ChatBody(GenerationBody):
     messages: Annotated[Entries[Message], Field(min_length=1)]
     max_tokens: Positive | None = None
-    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Entries[Tool] | None = None
@@ -315,6 +323,8 @@ class ChatBody(GenerationBody):
     add_generation_prompt: Annotated[Any, AfterValidator(_only(True))] = None
     chat_template: Unsupported = None
     documents: Annotated[Any, AfterValidator(_only([]))] = None
+    add_special_tokens: Annotated[Any, AfterValidator(_only(False))] = None
+    web_search_options: Unsupported = None
     echo: Annotated[Any, AfterValidator(_only(False))] = None
 
     @model_validator(mode="after")
@@ -345,15 +355,16 @@ class ChatBody(GenerationBody):
 
 class CompletionBody(GenerationBody):
     prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
-    max_tokens: Count | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     suffix: Annotated[Any, AfterValidator(_only(""))] = None
+    add_special_tokens: Annotated[Any, AfterValidator(_only(True))] = None
+    prompt_embeds: Unsupported = None
     best_of: Any = None
 
     @model_validator(mode="after")
     def _some_output_is_asked_for(self) -> "CompletionBody":
-        if self.max_tokens == 0 and not self.echo:
+        if self.is_prompt_alone and not self.echo:
             raise WrongField("max_tokens", "is 0 and echo is not set; ask for a token, or for the prompt")
         return self
 
@@ -366,4 +377,4 @@ class CompletionBody(GenerationBody):
     @property
     def is_prompt_alone(self) -> bool:
         """Whether only the prompt is asked for."""
-        return self.max_tokens == 0
+        return self.token_limit == 0

@@ -35,17 +35,15 @@ SEED_BITS = 53
 
 
 def chat_requests(body: ChatBody, tool_format: ToolFormat) -> list[GenerationRequest]:
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     request = _request(body, conversation_of(body), tool_format)
-    return [
-        replace(request, max_new_tokens=limit, top_logprob_count=(body.top_logprobs or 0) if body.logprobs else None)
-    ]
+    top_count = (body.top_logprobs or 0) if body.logprobs else None
+    return [replace(request, max_new_tokens=body.token_limit, top_logprob_count=top_count)]
 
 
 def completion_requests(body: CompletionBody, tool_format: ToolFormat) -> list[GenerationRequest]:
     request = _request(body, Text(""), tool_format)
     _check_repeated(request, len(body.prompt))
-    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = COMPLETION_TOKENS if body.token_limit is None else body.token_limit
     request = replace(
         request,
         # A coordinator makes a token at least; where only the prompt is asked for, it is not shown.
@@ -96,10 +94,12 @@ def _request(body: GenerationBody, prompt: Prompt, tool_format: ToolFormat) -> G
 
 
 def own_names(body: GenerationBody) -> dict[str, str]:
-    """Return the names that a body has for its format and its limit, by those that errors have for them."""
+    """Return the names that a body has for its format and its limits, by those that errors have for them."""
     names = {"response_format": format_field(body)}
-    if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
+    if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
+    if isinstance(body, CompletionBody):
+        names["top_logprobs"] = "logprobs"
     return names
 
 

@@ -167,6 +167,15 @@ async def test_a_field_that_has_several_names_is_named_as_the_body_has_it(
     assert (error["param"], error["message"]) == (theirs, f"{theirs} cannot be followed: it is wrong")
 
 
+async def test_log_probabilities_are_called_what_either_body_calls_them() -> None:
+    """Completions were told of a field that they have not."""
+    refusal = InvalidRequest("top_logprob_count is 30; give 0 to 20", field="top_logprob_count")
+    async with scripted_door(ScriptedGenerator(refuses=refusal)) as door:
+        errors = [(await one).json()["error"] for one in (door.complete(), door.chat())]
+    assert [one["param"] for one in errors] == ["logprobs", "top_logprobs"]
+    assert [one["message"].split()[0] for one in errors] == ["logprobs", "top_logprobs"]
+
+
 async def test_an_error_amid_a_stream_is_its_last_event() -> None:
     async with scripted_door(ScriptedGenerator(pieces("a", "b")[:1], fails=PeerUnavailable("away"))) as door:
         answer = await door.complete(stream=True)

@@ -158,6 +158,14 @@ def test_fields_of_ends_and_counts_arrive() -> None:
     assert completions()[0].max_new_tokens == 16
 
 
+def test_either_name_of_the_limit_counts_in_completions_too() -> None:
+    """Those that gave the newer one got 16 tokens."""
+    assert completions(max_completion_tokens=90)[0].max_new_tokens == 90
+    assert completions(max_tokens=9, max_completion_tokens=5)[0].max_new_tokens == 5
+    content = b'{"prompt": "hi", "echo": true, "max_tokens": 0, "max_completion_tokens": 5}'
+    assert not parse(content, COMPLETION.body).is_prompt_alone
+
+
 def test_a_drawn_seed_is_one_that_javascript_reads() -> None:
     seeds = [chat().seed for _ in range(20)]
     assert len(set(seeds)) == 20
@@ -294,6 +302,13 @@ def test_several_formats_at_once_are_refused() -> None:
         ({"documents": [{"text": "a"}]}, "documents"),
         ({"echo": True}, "echo"),
         ({"prompt": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
+        ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
+        ({"prompt": "a", "prompt_embeds": "x"}, "prompt_embeds"),
+        ({"prompt": "a", "max_completion_tokens": 0}, "max_completion_tokens"),
         ({"prompt": "a", "logits_processors": ["a"]}, "logits_processors"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
@@ -343,9 +358,12 @@ def test_what_is_no_json_or_no_body_is_refused(content: bytes) -> None:
 def test_fields_that_change_nothing_are_taken() -> None:
     unknown = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
     harmless = {"bad_words": [], "include_stop_str_in_output": False, "use_beam_search": False}
-    assert completions(**unknown, **harmless, best_of=1, suffix=None, seed=1) == completions(seed=1)
+    harmless |= {"skip_special_tokens": True, "return_tokens_as_token_ids": False}
+    alone = {"best_of": 1, "suffix": None, "add_special_tokens": True}
+    assert completions(**unknown, **harmless, **alone, seed=1) == completions(seed=1)
     assert completions(n=2, best_of=2, seed=1) == completions(n=2, best_of=None, seed=1) == completions(n=2, seed=1)
     chats = {"modalities": ["text"], "add_generation_prompt": True, "parallel_tool_calls": True, "echo": False}
+    chats["add_special_tokens"] = False
     assert chat(**harmless, **chats, seed=1) == chat(seed=1)
 
 
