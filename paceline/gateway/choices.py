@@ -1,5 +1,6 @@
 """The choices of an answer: what becomes of the tokens of one output, whether they come at once or in parts."""
 
+import sys
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -37,6 +38,8 @@ class ChatChoice:
         self._has_logprobs = bool(body.logprobs)
         self._has_ids = bool(body.return_token_ids)
         self._finder = call_finder(tool_format, body.tool_names) if body.calls_tools else None
+        self._most_calls = 1 if body.parallel_tool_calls is False else sys.maxsize
+        """Calls that the client takes. Those behind them are left out."""
         self._is_first = True
         self._call_count = 0
 
@@ -86,10 +89,10 @@ class ChatChoice:
         if self._finder is None:
             return Found(text)
         found = self._finder.feed(text)
-        if not is_end:
-            return found
-        rest = self._finder.finish()
-        return Found(found.text + rest.text, found.calls + rest.calls)
+        if is_end:
+            rest = self._finder.finish()
+            found = Found(found.text + rest.text, found.calls + rest.calls)
+        return Found(found.text, found.calls[: self._most_calls - self._call_count])
 
 
 def _call(call: FoundCall) -> Json:

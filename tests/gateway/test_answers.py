@@ -97,6 +97,18 @@ async def test_calls_of_tools_are_told_as_such(stream: bool) -> None:
     assert (content, reason) == ("So: ", "tool_calls")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_calls_that_are_not_parallel_only_the_first_is_told(stream: bool) -> None:
+    """Calls that are not forced came all, and clients that had asked for one at most lost the others' answers."""
+    async with scripted_door(ScriptedGenerator(pieces("So: ", CALL, CALL, "\n", CALL))) as door:
+        response = await door.chat(tools=TOOLS, stream=stream, parallel_tool_calls=False)
+    choices = [one["choices"][0] for one in (events(response) if stream else [response.json()])]
+    said = [one["delta" if stream else "message"] for one in choices]
+    assert len([call for one in said for call in one.get("tool_calls", [])]) == 1
+    assert "".join(one.get("content") or "" for one in said) == "So: "
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
 async def test_without_tools_a_call_is_text() -> None:
     async with scripted_door(ScriptedGenerator(pieces(CALL))) as door:
         for asked in ({}, {"tools": TOOLS, "tool_choice": "none"}):
