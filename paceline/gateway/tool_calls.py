@@ -262,7 +262,7 @@ def answer_or_calls(form: ToolFormat, tool_names: Collection[str], schema: str, 
 
     As where the model calls freely, schemas of tools hold nothing up: some could not be followed.
     """
-    tools = [{"function": {"name": name}} for name in sorted(tool_names)]
+    tools = [{"function": {"name": name, "parameters": {}}} for name in sorted(tool_names)]
     if form == "llama3-json":
         calls = f"calls: {_json_rule(_dumps(_any_call(tools, 'parameters')))}"
     else:
@@ -300,11 +300,13 @@ def _any_call(tools: Sequence[Json], arguments_key: str) -> Json:
 
 
 def _parameters(tool: Json) -> Json:
-    """Return the schema of a tool's arguments, which are an object whatever it says.
+    """Return the schema of a tool's arguments, which are an object whatever it says; without any, it takes none.
 
     It loses its own `$id`: references are then from the root of the whole.
     """
-    given = tool["function"].get("parameters") or {}
+    given = tool["function"].get("parameters")
+    if given is None:
+        return {"type": "object", "additionalProperties": False}
     return {key: value for key, value in given.items() if key != "$id"} | {"type": "object"}
 
 

@@ -268,6 +268,17 @@ def test_forced_arguments_are_an_object_whatever_the_schema_says(form: ToolForma
 
 
 @pytest.mark.parametrize("form", get_args(ToolFormat))
+@pytest.mark.parametrize("function", [{"name": "add"}, {"name": "add", "parameters": None}])
+def test_a_tool_that_names_no_parameters_takes_no_arguments(form: ToolFormat, function: Json) -> None:
+    """It could be called with any, and a model that is forced to call it writes some without an end."""
+    forced = forced_calls(form, [{"type": "function", "function": function}], several=False)
+    key = "arguments" if form == "hermes" else "parameters"
+    for arguments, is_call in (("{}", True), ('{"a": 1}', False)):
+        call = f'{{"name": "add", "{key}": {arguments}}}'
+        assert allows(forced, f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call) is is_call
+
+
+@pytest.mark.parametrize("form", get_args(ToolFormat))
 def test_an_output_with_a_format_and_tools_is_an_answer_or_calls_and_no_mixture(form: ToolFormat) -> None:
     """It was an answer whatever the model would do: who asked for a format had no tool called."""
     answer: Json = {"type": "object", "properties": {"sum": {"$ref": "#/$defs/whole", "description": "as %json"}}}
