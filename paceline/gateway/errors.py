@@ -34,6 +34,8 @@ from paceline.request_ids import REQUEST_ID
 log = structlog.get_logger()
 INVALID, SERVER = "invalid_request_error", "server_error"
 RETRY_SOON = {"retry-after": "1"}
+NO_RETRY = {"x-should-retry": "false"}
+"""OpenAI's clients ask again by themselves after any status of 500s, unless this says that it would be of no use."""
 PARAMS = {
     "prompt.token_ids": "prompt",
     "max_new_tokens": "max_tokens",
@@ -120,7 +122,8 @@ def http_error(error: PacelineError) -> HttpError:
         case Overloaded():
             return too_many(message, error.retry_after_s)
         case CallTimedOut():
-            return HttpError(504, message, SERVER, code="timeout")
+            # The same request would take as long again, and be asked a third time then.
+            return HttpError(504, message, SERVER, code="timeout", headers=NO_RETRY)
         case ModelChanged():
             return HttpError(503, message, SERVER, code="model_changed", headers=RETRY_SOON)
         case PeerUnavailable():

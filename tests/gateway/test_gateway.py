@@ -12,16 +12,18 @@ from typing import Any
 import httpx2
 import pytest
 from hypothesis import HealthCheck, given, settings
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, InternalServerError
 from prometheus_client import CollectorRegistry
 
 from paceline.client import NO_RETRIES, Client
+from paceline.errors import CallTimedOut
 from paceline.gateway.config import GatewaySettings
 from paceline.gateway.serving import running_gateway
 from paceline.process.instruments import Instruments
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from tests.coordinators import fake_server, prompts
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
+from tests.fakes.scripted_generator import ScriptedGenerator, scripted_url
 from tests.fuzzing.bad_requests import MAX_BODY_BYTES, BadRequest, bad_requests
 from tests.fuzzing.http_answers import answer_to, complaint
 from tests.scrapes import value
@@ -130,6 +132,18 @@ async def test_the_openai_client_reads_both_forms_and_the_errors() -> None:
             await client.completions.create(model=model, prompt=[4], max_tokens=-1)
         with pytest.raises(Exception, match="another.* is not served"):
             await client.completions.create(model="another", prompt=[4], max_tokens=1)
+
+
+async def test_the_openai_client_does_not_ask_again_for_an_answer_that_took_too_long() -> None:
+    """It asked twice more by itself: an answer that nobody waited for had three times the time."""
+    generator = ScriptedGenerator(refuses=CallTimedOut("late"))
+    async with (
+        scripted_url(generator) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=2) as client,
+    ):
+        with pytest.raises(InternalServerError, match="did not end within"):
+            await client.completions.create(model="target", prompt="a")
+    assert len(generator.asked) == 1
 
 
 async def test_bad_requests_get_a_status_of_400s_and_the_error_form_and_the_gateway_stays_well(
