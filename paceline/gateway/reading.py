@@ -101,7 +101,7 @@ def parse(content: bytes, kind: type[BodyT]) -> BodyT:
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, bodies.WrongField):
         param = f"{param}.{cause.name}" if param else cause.name
-    raise invalid(f"{param} {words}" if param else words, param)
+    raise invalid(f"{param or 'the body'} {words}", param)
 
 
 def _words(problem: ErrorDetails) -> str:
@@ -111,9 +111,12 @@ def _words(problem: ErrorDetails) -> str:
             return "is needed"
         case "too_long":
             return "has {actual_length} entries; give {max_length} at most".format_map(problem["ctx"])
+        case "too_short":
+            return "has {actual_length} entries; give {min_length} at least".format_map(problem["ctx"])
         case "value_error":
             return problem["msg"].removeprefix("Value error, ")
-    return f"is {problem['input']!r}: {problem['msg']}" if _is_short(problem["input"]) else problem["msg"]
+    value = repr(problem["input"]) if _is_short(problem["input"]) else "wrong"
+    return f"is {value}: {problem['msg']}"
 
 
 def _param(path: tuple[int | str, ...]) -> str | None:

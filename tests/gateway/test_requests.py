@@ -328,6 +328,19 @@ def test_a_wrong_field_is_named(asked: dict[str, Any], param: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"temperature": "hot"}, "temperature is wrong: Input should be a valid number"),
+        ({"temperature": 3}, "temperature is 3: Input should be less than or equal to 2"),
+        ({"messages": []}, "messages has 0 entries; give 1 at least"),
+        ({"prompt": "a", "n": None, "stream": "yes"}, "stream is wrong: Input should be a valid boolean"),
+    ],
+)
+def test_what_is_wrong_with_a_field_is_a_sentence(asked: dict[str, Any], told: str) -> None:
+    assert refused(**asked).message == told
+
+
+@pytest.mark.parametrize(
     ("asked", "words"),
     [
         ({"top_logprobs": 2}, "top_logprobs needs logprobs"),
@@ -352,7 +365,8 @@ def test_fields_that_do_not_go_together_are_refused(asked: dict[str, Any], words
 def test_what_is_no_json_or_no_body_is_refused(content: bytes) -> None:
     with pytest.raises(HttpError) as found:
         parse(content, CHAT.body)
-    assert found.value.status == 400
+    assert (found.value.status, found.value.param) == (400, None)
+    assert found.value.message.startswith("the body is ")
 
 
 def test_fields_that_change_nothing_are_taken() -> None:
