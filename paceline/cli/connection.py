@@ -30,6 +30,8 @@ NOT_TRUSTED = "CERTIFICATE_VERIFY_FAILED: "
 """What TLS says, before the reason, of a certificate that its CA did not issue or that has ended."""
 NO_TLS = "WRONG_VERSION_NUMBER"
 """What TLS says of an answer in plaintext."""
+NO_GRPC = "Trying to connect an http1.x server"
+"""What gRPC says of an answer by HTTP/1."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,12 @@ async def _check_is_coordinator(address: str, security: ChannelSecurity, error: 
 
 
 def _refused_connection(address: str, security: ChannelSecurity, message: str) -> str | None:
-    """Return words for people where `message` says that TLS failed; None where it does not."""
+    """Return words for people where `message` says that it will never be had; None where it does not."""
+    if NO_GRPC in message:
+        return (
+            f"{address} answers by HTTP/1, as a gateway and metrics do, and no coordinator; give --address a "
+            "coordinator's, which it prints when it starts"
+        )
     if OTHER_NAME in message:
         name = security.authority or address.rpartition(":")[0]
         return f"the certificate of {address} has not the name {name}; give a name that it has with --authority"

@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.checks import MOST_LANES
-from paceline.cli.connection import Connection
+from paceline.cli.connection import Connection, connected
 from paceline.cli.consoles import words_console
 from paceline.cli.load_view import summary_lines, summary_table
 from paceline.cli.options import draft_limit, run_async, with_flags
-from paceline.client import Client
 from paceline.errors import InvalidRequest
 from paceline.files import check_all_distinct, replace_file
 from paceline.process.cluster_plan import ClusterOptions
@@ -177,8 +176,7 @@ def _costs(path: Path | None, connection: Connection) -> SavedCosts:
 
 
 async def _asked(connection: Connection) -> SavedCosts:
-    assert connection.address
-    async with Client(connection.address, connection.retries, security=connection.security()) as client:
+    async with connected(connection, ClusterOptions()) as (client, _):
         return SavedCosts.of(await client.describe(include_costs=True))
 
 
@@ -186,7 +184,7 @@ def _show(console: Console, saved: SavedCosts, cluster: SimulatedCluster, result
     title = f"simulated: {saved.target.model_id}, B = {cluster.batch_size}, draft count {cluster.draft_count}"
     console.print(summary_table(title, result.summary))
     for line in summary_lines(result.summary):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     console.print(f"{result.round_count} rounds of {result.mean_group_size:.2f} generations")
     console.print(_service_table(result))
 

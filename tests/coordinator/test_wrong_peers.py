@@ -23,6 +23,7 @@ from coordinator.replicas.replica import Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.serving import running_coordinator
 from coordinator.startup import wait_for_target
+from paceline.cli import simulate
 from paceline.cli.app import app
 from paceline.cli.connection import Connection, LastingConnection, RetryNotices, connected
 from paceline.client import Retry
@@ -80,6 +81,28 @@ async def test_an_address_where_nothing_answers_is_not_said_to_be_another_servic
     async with open_channel("127.0.0.1:1") as channel:
         with pytest.raises(PeerUnavailable):
             await service_at(channel)
+
+
+async def test_costs_that_no_coordinator_is_asked_for_are_refused_with_what_answers() -> None:
+    """`simulate` said "Method not found!", and of which address it did not."""
+    async with serving(TARGET_SERVICE) as server:
+        with pytest.raises(StartupError, match=f"{server.address} is a target service and no coordinator"):
+            await simulate._asked(Connection(server.address))
+
+
+async def test_a_command_that_calls_a_port_of_http_is_told_so_at_once() -> None:
+    """The gateway's port is the address at hand: a command waited for two minutes, for a coordinator that was away."""
+
+    async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        address = "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+        with pytest.raises(StartupError, match=f"{address} answers by HTTP/1, .*; give --address a coordinator's"):
+            async with connected(LastingConnection(address, retry_for_s=0.01), ClusterOptions()):
+                pass
 
 
 async def test_a_command_that_calls_a_tls_port_in_plaintext_is_told_of_the_ca(tmp_path: Path) -> None:
