@@ -32,6 +32,7 @@ from paceline.types import (
     TokenIds,
     ToolCall,
 )
+from tests.commands import python_code
 from tests.coordinators import fake_cluster
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
@@ -291,3 +292,17 @@ app.main()
     without = ["sh", "-c", '"$0" -c "$1" >&-', sys.executable, program]
     done = subprocess.run(without, stderr=PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback() -> None:
+    """What is imported takes a second or more, in which most mistyped commands are given up."""
+    program = """
+import runpy, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name.startswith("paceline.cli"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("paceline", run_name="__main__")
+"""
+    assert python_code(program) == (130, "", "")
