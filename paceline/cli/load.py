@@ -34,7 +34,7 @@ from paceline.measure.figures import check_plots
 from paceline.measure.files import prepare_folder
 from paceline.measure.load.arrivals import poisson_arrivals
 from paceline.measure.load.files import write_json, write_plot
-from paceline.measure.load.load import LoadLog, run_load
+from paceline.measure.load.load import LoadLog, Outcome, run_load
 from paceline.measure.load.summary import Objectives, summarize
 from paceline.process.cluster_plan import ClusterOptions
 from paceline.prompt_file import read_lines
@@ -135,9 +135,7 @@ def command(
     if plot:
         plot = _can_plot(console)
     prepare_folder(output)
-    if run_async(_load(plan, wanted.objectives(), connection, options, Report(console, output, plot))):
-        console.print("interrupted; the results are those until then", style="yellow")
-        raise typer.Exit(INTERRUPTED)
+    raise typer.Exit(run_async(_load(plan, wanted.objectives(), connection, options, Report(console, output, plot))))
 
 
 def _can_plot(console: Console) -> bool:
@@ -156,7 +154,7 @@ def _prompts(path: Path | None, console: Console) -> tuple[str, ...]:
     lines = read_lines(path)
     for line in lines:
         if line.error:
-            console.print(f"left out: {line.error}", style="red")
+            console.print(f"left out: {line.error}", style="red", soft_wrap=True)
     prompts = tuple(line.prompt for line in lines if line.prompt)
     if not prompts:
         raise typer.BadParameter(f"{path} has no line with a prompt", param_hint="--input")
@@ -169,8 +167,8 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 async def _load(
     plan: LoadPlan, objectives: Objectives, connection: Connection, options: ClusterOptions, report: "Report"
-) -> bool:
-    """Run the plan, report the results, and return whether the run was interrupted."""
+) -> int:
+    """Run the plan, report the results, and return the exit status: 1 where requests ended and none was answered."""
     log, interrupted = LoadLog(), False
     with report.console.status("connecting") as status:
         async with connected(connection, options) as (client, cluster):
@@ -182,7 +180,10 @@ async def _load(
                 # After Ctrl-C or SIGTERM the measurements so far are still reported.
                 interrupted = True
     report.publish(plan, objectives, cluster, log)
-    return interrupted
+    if interrupted:
+        report.console.print("interrupted; the results are those until then", style="yellow")
+        return INTERRUPTED
+    return int(bool(log.records) and not log.count(Outcome.COMPLETED))
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class Report:
         title = f"{plan.rate_per_s:g} requests/s on {cluster.target.model_id}, B = {cluster.batch_size}"
         self.console.print(summary_table(title, summary))
         for line in summary_lines(summary):
-            self.console.print(line)
+            self.console.print(line, soft_wrap=True)
         settings = plan.settings() | {
             "objectives": asdict(objectives),
             "target": cluster.target.model_id,
@@ -212,4 +213,4 @@ class Report:
         write_json(self.folder / "load.json", settings, summary, log.records)
         if self.plot:
             write_plot(self.folder / "load.png", title, summary, log.records)
-        self.console.print(f"written to {self.folder}", style="dim")
+        self.console.print(f"written to {self.folder}", style="dim", soft_wrap=True)

@@ -46,7 +46,7 @@ Chat = Annotated[
 Seed = Annotated[
     int | None, typer.Option(help="Seed of sampling: the same seed gives the same tokens. Unset: a random one.")
 ]
-MaxNewTokens = Annotated[int, typer.Option(help="Most tokens of output.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Most tokens of output.")]
 TimeoutS = Annotated[
     float | None,
     typer.Option("--timeout", min=0.001, help="Most seconds for a prompt's output, outages included. Unset: any."),

@@ -20,9 +20,9 @@ def _services_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refused_request_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    status, _, err = paceline_here("demo", "--max-new-tokens", "0")
+    status, _, err = paceline_here("demo", "--max-new-tokens", "100000")
     assert status == 1
-    assert err.startswith("paceline: max_new_tokens is 0;") and err.count("\n") == 1
+    assert err.startswith("paceline: max_new_tokens is 100000;") and err.count("\n") == 1
     assert not _forgotten(caplog)
 
 

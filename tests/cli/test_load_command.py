@@ -26,24 +26,27 @@ def test_load_reports_every_request_and_leaves_a_file_and_a_plot(tmp_path: Path,
     assert (tmp_path / "results" / "load.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_load_says_why_requests_were_refused(tmp_path: Path, services_here: None) -> None:
-    flags = ["--rate", "40", "--requests", "3", "--max-new-tokens", "0", "--output", str(tmp_path), "--no-plot"]
+def test_load_says_why_requests_were_refused_and_fails_where_all_were(tmp_path: Path, services_here: None) -> None:
+    flags = ["--rate", "40", "--requests", "3", "--max-new-tokens", "100000", "--output", str(tmp_path), "--no-plot"]
     status, out, _ = paceline_here("load", *flags)
-    assert status == 0
-    assert "3 times INVALID_REQUEST: max_new_tokens is 0; after a prompt of " in " ".join(out.split())
+    assert status == 1
+    (line,) = (one for one in out.splitlines() if one.startswith("3 times PROMPT_TOO_LONG: max_new_tokens is 100000;"))
+    assert line.endswith("this model's maximum context length is 4096")
+    assert json.loads((tmp_path / "load.json").read_text())["summary"]["counts"]["failed"] == 3
 
 
 def test_load_sends_what_drafts_may_come_from(tmp_path: Path, services_here: None) -> None:
     flags = ["--rate", "40", "--requests", "2", "--max-new-tokens", "6", "--output", str(tmp_path), "--no-plot"]
-    status, _, err = paceline_here("load", *flags, "--draft-sources", "suffix,draft", "--forbid-sources", "draft")
+    status, _, err = paceline_here("load", *flags, "--draft-sources", "suffix,heads", "--forbid-sources", "draft")
     assert (status, err) == (0, "")
     content = json.loads((tmp_path / "load.json").read_text())
     assert content["settings"]["drafting"] == {
-        "sources": ["suffix", "draft"],
+        "sources": ["suffix", "heads"],
         "in_order": False,
         "forbidden_sources": ["draft"],
         "draft_model": "",
     }
+    assert content["summary"]["counts"]["completed"] == 2
     assert {one["source"] for one in content["summary"]["sources"]} <= {"suffix"}
 
 
@@ -71,6 +74,7 @@ def test_load_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
     for arguments, words in [
         (["--rate", "0"], "0.0 is no rate"),
         (["--rate", "nan"], "nan is no rate"),
+        (["--rate", "1", "--max-new-tokens", "0"], "Invalid value for '--max-new-tokens'"),
         (["--rate", "1", "--draft-sources", "luck"], "--draft-sources has 'luck'"),
         (["--rate", "1", "--address", "127.0.0.1:1"], "127.0.0.1:1"),
         (["--rate", "1", "--input", str(tmp_path / "in.jsonl")], "has no line with a prompt"),
