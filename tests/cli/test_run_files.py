@@ -343,3 +343,12 @@ def test_a_run_may_be_resumed_with_other_drafts_for_no_answer_depends_on_them(fo
     client = AnsweringClient()
     assert run(client, "--resume", "--forbid-sources", "suffix").exit_code == 0
     assert client.prompts == ["d"]
+
+
+def test_the_output_goes_to_standard_output_where_a_minus_says_so(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was a file of that name, though `--input -` is standard input."""
+    assert run(AnsweringClient(), output="-").exit_code == 0
+    assert [json.loads(line)["prompt"] for line in capfd.readouterr().out.splitlines()] == PROMPTS
+    assert sorted(os.listdir()) == ["in.jsonl"]

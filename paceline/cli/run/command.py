@@ -36,7 +36,7 @@ from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct
 from paceline.process.cluster_plan import ClusterOptions
-from paceline.prompt_file import InputLine, read_lines
+from paceline.prompt_file import STDIN, InputLine, read_lines
 from paceline.tasks import side_by_side
 from paceline.types import (
     ClusterDescription,
@@ -47,6 +47,8 @@ from paceline.types import (
     Text,
 )
 
+STDOUT = Path("/dev/stdout")
+"""What `-` is for the output."""
 IN_FLIGHT = 64
 """Prompts in progress at once: enough to keep any batch full, few enough to leave the queue to others."""
 
@@ -94,7 +96,9 @@ def command(
             help="JSON lines with `prompt`, or SpecBench's `turns`, and with `prediction` or not; -: from stdin.",
         ),
     ],
-    output_file: Annotated[Path, typer.Option("--output", help="Where the output lines go, once all are there.")],
+    output_file: Annotated[
+        Path, typer.Option("--output", help="Where the output lines go, once all are there; -: to stdout.")
+    ],
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with what OUTPUT.partial lacks, which an interrupted run left.")
     ] = False,
@@ -112,6 +116,7 @@ def command(
     """Answer every prompt of a file. A line that is wrong is reported and the rest still runs."""
     console = words_console(stderr=True)
     lines = read_lines(input_file)
+    output_file = STDOUT if output_file == STDIN else output_file
     limit = draft_limit(speculation, options)
     plan = RunPlan(max_new_tokens, chat, seed, timeout_s, limit, sampling, drafting.options())
     check_distinct(input_file, output_file)
@@ -120,7 +125,7 @@ def command(
         failed_count = run_async(_run(lines, plan, partial, connection, options, console))
     finally:
         partial.close()
-    console.print(f"{len(lines) - failed_count} of {len(lines)} lines answered, in {output_file}")
+    console.print(f"{len(lines) - failed_count} of {len(lines)} lines answered, in {output_file}", soft_wrap=True)
     if failed_count:
         raise typer.Exit(1)
 
@@ -223,4 +228,4 @@ class _Run:
 
     def _fail(self, number: int, line: InputLine, error: PacelineError) -> None:
         self.failures[number] = {"id": line.id, "prompt": line.prompt, "error": error.message}
-        self._progress.console.print(f"{line.id}: {error.message}", style="red", markup=False)
+        self._progress.console.print(f"{line.id}: {error.message}", style="red", markup=False, soft_wrap=True)
