@@ -135,12 +135,12 @@ async def _generate(
     *,
     as_json: bool,
 ) -> None:
-    console = words_console(stderr=True)
+    console = words_console(stderr=True, soft_wrap=True)
     async with connected(connection, options, tell=teller(console)) as (client, cluster):
         request, began_s = make_request(cluster), time.perf_counter()
         has_prediction = request.predicted_output is not None
         if missing := missing_sources(request.drafting, cluster, has_prediction=has_prediction):
-            console.print(missing, style="yellow", soft_wrap=True)
+            console.print(missing, style="yellow")
         if as_json:
             completion = await client.complete(request, timeout_s=timeout_s)
             print_json(answer_fields(completion))

@@ -35,7 +35,7 @@ def command(
     # Imported late: torch is slow to import, and `paceline` runs without it.
     from paceline.measure.synthetic.pair import PairOrder, write_pair
 
-    console = words_console()
+    console = words_console(soft_wrap=True)
     order = PairOrder(shape, SHAPES[shape], output, acceptance, factor, dtype, seed)
     with console.status("making random weights") as status:
 

@@ -68,7 +68,7 @@ def command(
 
 
 async def _up(options: ClusterOptions) -> None:
-    console = words_console()
+    console = words_console(soft_wrap=True)
     async with running_cluster(options, teller(words_console(stderr=True)), PORTS) as addresses:
         console.print(f"coordinator  {addresses.coordinator}")
         console.print(
@@ -79,7 +79,7 @@ async def _up(options: ClusterOptions) -> None:
             console.print(f"heads        in the target   {options.heads}")
         # A target that wants TLS or listens elsewhere cannot be asked here; its own log names its numerics.
         with suppress(PacelineError):
-            console.print(f"numerics     {promise(await describe_target(addresses.target))}", soft_wrap=True)
+            console.print(f"numerics     {promise(await describe_target(addresses.target))}")
         if addresses.gateway_url:
             console.print(f"http         {addresses.gateway_url}")
         for url in addresses.metrics_urls:

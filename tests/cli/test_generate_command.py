@@ -294,6 +294,13 @@ app.main()
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_no_line_of_a_summary_is_broken_where_it_is_no_terminal_that_reads_it() -> None:
+    """At 80 columns the words of the summary stood on two lines of a file."""
+    flags = ["--temperature", "1", "--seed", str(2**64 - 1), "--max-new-tokens", "20"]
+    (line,) = CliRunner().invoke(app, ["generate", "hello", "--raw", *flags]).stderr.splitlines()
+    assert line.endswith(f"seed {2**64 - 1}") and len(line) > 80
+
+
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_traceback() -> None:
     """What is imported takes a second or more, in which most mistyped commands are given up."""
     program = """
