@@ -274,6 +274,10 @@ def read_settings(kind: type[SettingsT], program: str, arguments: Sequence[str] 
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     command_line: CliSettingsSource[Any] = CliSettingsSource(kind, cli_prog_name=_command(program))
+    # argparse would show every flag in a usage of thirty lines, before the error too.
+    command_line.root_parser.usage = f"{_command(program)} [--SETTING VALUE ...]"
+    example = kind.model_config["env_prefix"] + "LOG_LEVEL"
+    command_line.root_parser.epilog = f"Settings are variables too: --log-level is {example}. A flag wins over it."
     command_line.root_parser.add_argument(
         "--version", action="version", version=f"paceline {__version__}", help="show the version and exit"
     )

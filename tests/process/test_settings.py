@@ -138,3 +138,18 @@ def test_a_wrong_setting_is_named_with_its_value(
         parse_settings(kind, "service", arguments)
     assert exit_.value.code == 2
     assert f"service: {flag}" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_told_without_a_usage_of_all_flags(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error stood below thirty lines."""
+    with pytest.raises(SystemExit):
+        parse_settings(TargetSettings, "target_service", ["--batch-size", "8"])
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage.endswith("target_service [--SETTING VALUE ...]")
+    assert error.endswith("unrecognized arguments: --batch-size 8")
+
+
+def test_help_says_that_settings_are_variables_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_settings(TargetSettings, "target_service", ["--help"])
+    assert "--log-level is PACELINE_TARGET_LOG_LEVEL" in " ".join(capsys.readouterr().out.split())
