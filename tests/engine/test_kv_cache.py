@@ -99,7 +99,7 @@ class PagedMachine(CacheMachine):
         tables = Counter(page for sequence in pool._sequences.values() for page in sequence.pages)
         for page in range(12):
             assert pool._pages.references(page) == tables[page] + pool._index.holds(page)
-            assert pool._index.is_idle(page) == (pool._index.holds(page) and not tables[page])
+            assert (page in pool._index._idle) == (pool._index.holds(page) and not tables[page])
         for sequence in pool._sequences.values():
             assert len(sequence.pages) == -(-sequence.length // PAGE_TOKENS)
             assert len(set(sequence.pages)) == len(sequence.pages)

@@ -40,6 +40,19 @@ def test_a_finished_prompt_stays_until_memory_is_wanted_and_the_least_recently_u
     assert fill(pool, "f", second) < 20
 
 
+def test_a_conversation_stays_while_pages_are_free_whoever_else_has_its_beginning() -> None:
+    """The next one took the idle pages behind the common beginning, and so the first was computed again."""
+    pool = pool_of(100)
+    system = [n % 7 for n in range(16)]
+    talks = [[*system, *[number] * 12] for number in range(10, 14)]
+    for talk in talks:
+        fill(pool, "turn", talk)
+        pool.release("turn")
+    for talk in talks:
+        assert fill(pool, "next turn", [*talk, 1, 2]) == len(talk)
+        pool.release("next turn")
+
+
 def test_without_sharing_nothing_is_kept_or_taken_over() -> None:
     pool = pool_of(16, prefix_sharing=False)
     assert fill(pool, "a", [1] * 20) == fill(pool, "b", [1] * 20) == 0

@@ -307,10 +307,6 @@ class KvPool:
         return page
 
     def _take(self, after: int | None) -> int:
-        if after is not None and self._index.is_idle(after + 1):
-            # Staying in one piece is worth more than that idle page, most likely an earlier answer to this very prompt.
-            self._index.forget(after + 1)
-            self._pages.release(after + 1)
         if not self._pages.free_count:
             self._evict(1)
         page = self._pages.take(after)

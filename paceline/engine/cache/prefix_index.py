@@ -41,9 +41,6 @@ class PrefixIndex:
     def holds(self, page: int) -> bool:
         return page in self._key_by_page
 
-    def is_idle(self, page: int) -> bool:
-        return page in self._idle
-
     def add(self, key: bytes, page: int) -> bool:
         """Enter a page that a sequence holds; return False when the key or the page is entered already."""
         if key in self._page_by_key or page in self._key_by_page:
