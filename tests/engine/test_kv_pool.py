@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import Overloaded
-from tests.caches import PAGE_BYTES, fill, pool_of
+from tests.caches import PAGE_BYTES, fill, pool_of, run_pass
 
 
 def test_equal_prompts_hold_one_copy_and_are_computed_once() -> None:
@@ -51,6 +51,19 @@ def test_a_conversation_stays_while_pages_are_free_whoever_else_has_its_beginnin
     for talk in talks:
         assert fill(pool, "next turn", [*talk, 1, 2]) == len(talk)
         pool.release("next turn")
+
+
+def test_a_sequence_cut_within_a_shared_page_goes_on_in_a_page_of_its_own() -> None:
+    pool = pool_of(20)
+    prompt = [n % 7 for n in range(8)]
+    fill(pool, "a", [*prompt, 1])
+    fill(pool, "b", [*prompt, 1])
+    pool.keep("b", 6, ())
+    pool.append("b", [3])
+    run_pass(pool, {"b": ([*prompt[:6], 3], 1)})
+    pool.append("a", [2])
+    run_pass(pool, {"a": ([*prompt, 1, 2], 1)})
+    assert fill(pool, "c", [*prompt, 5]) == len(prompt)
 
 
 def test_without_sharing_nothing_is_kept_or_taken_over() -> None:
