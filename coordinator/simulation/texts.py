@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 
 from paceline.simulate.call_times import drawn_factor
-from paceline.types import AcceptanceCounts, DraftSource, MeasuredCosts
+from paceline.types import AcceptanceCounts, MeasuredCosts
 
 
 class Text:
@@ -38,8 +38,7 @@ class Texts:
     """All texts of a simulation, by how often drafts of one model were right."""
 
     def __init__(self, costs: MeasuredCosts, draft_model: str, seed: int) -> None:
-        found = [one for one in costs.acceptances if one.source is DraftSource.DRAFT and one.draft_model == draft_model]
-        self._counts = next((one for one in found if one.compared_counts), None)
+        self._counts = costs.drafts_of(draft_model)
         self._seed = seed
 
     @property
@@ -54,5 +53,5 @@ class Texts:
 def _rates(counts: AcceptanceCounts) -> tuple[list[float], float]:
     """Return the chance at each place, and the coefficient of variation of texts' misses."""
     rates = [right / compared for right, compared in zip(counts.right_counts, counts.compared_counts, strict=True)]
-    missed = 1 - sum(counts.right_counts) / sum(counts.compared_counts)
+    missed = 1 - counts.rate
     return rates, counts.output_deviation / missed if missed else 0.0

@@ -1,5 +1,6 @@
 """`paceline plan`: what a pair needs and gives within a memory, before anything is bought or started."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -34,11 +35,12 @@ from paceline.planning.search import (
 )
 from paceline.planning.speed import MACHINES, Machine, RoundCosts
 from paceline.process.cluster_plan import settings_here
-from paceline.process.variables import NO_HEADS
+from paceline.process.variables import NO_DRAFT, NO_HEADS
 from paceline.simulate.measured_rounds import MeasuredRounds
-from paceline.simulate.saved_costs import read_costs
+from paceline.simulate.saved_costs import SavedCosts, read_costs
 
 MODEL_HELP = "Checkpoint directory, the path of a config.json alone, or"
+USUAL_ACCEPTANCE = 0.7
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,9 @@ class ModelFlags:
     """Flags that name a pair."""
 
     target_model: Annotated[str, typer.Option(help=f"{MODEL_HELP} builtin:target.")] = "builtin:target"
-    draft_model: Annotated[str, typer.Option(help=f"{MODEL_HELP} builtin:draft; not read with --heads.")] = (
-        "builtin:draft"
-    )
+    draft_model: Annotated[
+        str, typer.Option(help=f"{MODEL_HELP} builtin:draft; none for a target alone. Not read with --heads.")
+    ] = "builtin:draft"
     heads: Annotated[
         str,
         typer.Option(help="Folder of heads that draft in place of a draft service; or builtin:clover, builtin:eagle."),
@@ -58,11 +60,12 @@ class ModelFlags:
         target = read_dimensions(self.target_model)
         if self.heads != NO_HEADS:
             return Pair(target, None, read_heads_size(self.heads), device)
-        return Pair(target, read_dimensions(self.draft_model), None, device)
+        return Pair(target, None if self.draft_model == NO_DRAFT else read_dimensions(self.draft_model), None, device)
 
     @property
     def title(self) -> str:
-        return f"{self.target_model} with {self.heads if self.heads != NO_HEADS else self.draft_model}"
+        drafting = self.heads if self.heads != NO_HEADS else self.draft_model
+        return f"{self.target_model} {'alone' if drafting == NO_DRAFT else f'with {drafting}'}"
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,15 @@ class WorkloadFlags:
     tokens: Annotated[int, typer.Option(min=2, help="Tokens of each, prompt and output.")] = 512
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Those of the prompt. Unset: half of them.")] = None
     acceptance: Annotated[
-        float, typer.Option(min=0, max=1, help="Chance of a draft to be accepted once those before it are.")
-    ] = 0.7
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Chance of a draft to be accepted once those before it are. Unset: as --costs has it, or else 0.7.",
+        ),
+    ] = None
 
-    def workload(self, pair: Pair) -> Workload:
+    def workload(self, pair: Pair, saved: SavedCosts | None) -> Workload:
         """Raise InvalidRequest for a conversation without output, or longer than the models can be."""
         tokens, prompt = self.tokens, self.tokens // 2 if self.prompt_tokens is None else self.prompt_tokens
         if prompt >= tokens:
@@ -89,7 +97,13 @@ class WorkloadFlags:
             raise InvalidRequest(
                 f"--tokens {tokens} is more than the {longest} of the models; give fewer", field="tokens"
             )
-        return Workload(self.conversations, tokens, prompt, self.acceptance)
+        return Workload(self.conversations, tokens, prompt, self._acceptance(saved))
+
+    def _acceptance(self, saved: SavedCosts | None) -> float:
+        if self.acceptance is not None:
+            return self.acceptance
+        measured = saved.costs.drafts_of(saved.draft.model_id) if saved and saved.draft else None
+        return measured.rate if measured else USUAL_ACCEPTANCE
 
 
 @dataclass(frozen=True)
@@ -114,10 +128,10 @@ class MachineFlags:
         typer.Option(help="Costs that `paceline simulate --save-costs` wrote. Unset: the floor by bandwidth."),
     ] = None
 
-    def round_costs(self, pair: Pair) -> list[RoundCosts]:
+    def round_costs(self, pair: Pair, saved: SavedCosts | None) -> list[RoundCosts]:
         """Return the costs of each of `INT8_STEPS`; measured ones are taken for all. Raise InvalidRequest."""
-        if self.costs:
-            return [_measured(pair, self.costs)] * len(INT8_STEPS)
+        if saved:
+            return [_measured(pair, saved, f"costs measured before, from {self.costs}")] * len(INT8_STEPS)
         usual = MACHINES[self.device]
         machine = Machine(self.bandwidth_gb_s or usual.bandwidth_gb_s, self.tflop_s or usual.tflop_s)
         if not (isfinite(machine.bandwidth_gb_s) and isfinite(machine.tflop_s)):
@@ -147,11 +161,12 @@ def command(
         check_plots()
     check_all_distinct((machine.costs, "--costs"), (picture, "--picture"), (output, "--output"))
     pair = models.pair(machine.device)
-    workload = served.workload(pair)
-    by_step = machine.round_costs(pair)
+    saved = read_costs(machine.costs) if machine.costs else None
+    workload = served.workload(pair, saved)
+    by_step = machine.round_costs(pair, saved)
     made = plan(pair, workload, by_step, _budget(memory))
-    own = _own(pair, workload, machine)
-    _tell(console, made, own, by_step[0].origin, served.conversations)
+    own = _own(pair, workload, lambda own: machine.round_costs(own, saved))
+    _tell(console, made, own, by_step[0].origin, workload)
     if picture:
         write_picture(picture, made, own, models.title)
         console.print(f"picture: {picture}")
@@ -175,21 +190,24 @@ def _budget(memory: str) -> int:
         raise InvalidRequest(f"--memory {memory!r}: {error}", field="memory") from error
 
 
-def _measured(pair: Pair, path: Path) -> MeasuredRounds:
+def _measured(pair: Pair, saved: SavedCosts, origin: str) -> MeasuredRounds:
     if pair.heads:
         raise InvalidRequest("--costs are of a draft service, and --heads draft; leave out one of them", field="costs")
-    rounds = MeasuredRounds(read_costs(path), f"costs measured before, from {path}")
-    rounds.check_draft_counts()
+    rounds = MeasuredRounds(saved if pair.draft else replace(saved, draft=None), origin)
+    if pair.draft:
+        rounds.check_draft_counts()
+    else:
+        rounds.check_plain()
     return rounds
 
 
-def _own(pair: Pair, workload: Workload, machine: MachineFlags) -> Candidate:
+def _own(pair: Pair, workload: Workload, round_costs: Callable[[Pair], list[RoundCosts]]) -> Candidate:
     """Return what the services' settings here, or their defaults, would need and give."""
     coordinator, target, int8 = settings_here("coordinator"), settings_here("target"), _int8_here(pair)
     pair = replace(
         pair, target=_dtype_here("target", pair.target), draft=pair.draft and _dtype_here("draft", pair.draft)
     )
-    costs = machine.round_costs(pair)[INT8_STEPS.index(int8)]
+    costs = round_costs(pair)[INT8_STEPS.index(int8)]
     rows = min(coordinator.batch_size, workload.conversation_count)
     asked: Any = coordinator.draft_count
     counts = draft_counts(pair) if asked == "auto" else [pair.most_drafts(asked)]
@@ -212,14 +230,16 @@ def _int8_here(pair: Pair) -> Int8:
     return "draft" if pair.draft and settings_here("draft").quantization in ("int8", "w8a8") else "none"
 
 
-def _tell(console: Console, made: Plan, own: Candidate, origin: str, conversations: int) -> None:
+def _tell(console: Console, made: Plan, own: Candidate, origin: str, workload: Workload) -> None:
     shown = made.chosen or made.bound
     console.print(needs_table("needed within the memory" if made.chosen else "the lower bound", shown))
     console.print(settings_table(made, own))
     console.print(f"speed: {origin}", style="dim")
+    if shown.setting.draft_count:
+        console.print(f"drafts: each accepted by {workload.acceptance:.2f} once those before it are", style="dim")
     console.print(f"lower bound: {shown_bytes(made.bound.total_bytes)}")
     if made.chosen:
-        console.print(_fit(made.chosen.setting.row_count, conversations))
+        console.print(_fit(made.chosen.setting.row_count, workload.conversation_count))
 
 
 def _fit(row_count: int, conversations: int) -> str:

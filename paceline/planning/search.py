@@ -48,12 +48,17 @@ class Pair:
     target: ModelDimensions
     draft: ModelDimensions | None = None
     heads: HeadsSize | None = None
-    """What drafts inside the target, in place of a draft."""
+    """What drafts inside the target, in place of a draft. Without either the target decodes alone."""
     device: PlannedDevice = "cpu"
 
     def most_drafts(self, asked_count: int) -> int:
-        """Return the drafts of a round that asks for so many: heads have no more than they were made for."""
-        return asked_count if self.heads is None else min(asked_count, self.heads.draft_count)
+        """Return the drafts of a round that asks for so many: heads have no more than they were made for.
+
+        A target alone has none.
+        """
+        if self.heads:
+            return min(asked_count, self.heads.draft_count)
+        return asked_count if self.draft else 0
 
     def target_form(self, int8: Int8) -> WeightForm:
         return WeightForm(self.target.dtype, int8 == "both", self.device)

@@ -18,6 +18,7 @@ class MeasuredRounds:
         calls = saved.costs.calls_of(saved.draft.model_id) if saved.draft else []
         self._has_drafts = bool(calls)
         self._propose = CallTimes(calls)
+        self._knows_plain = any(not one.step_count and not one.prompt_count for one in saved.costs.calls_of())
 
     def check_draft_counts(self) -> None:
         """Raise InvalidRequest where costs are of no draft, or of one draft count, which says nothing of others."""
@@ -30,6 +31,15 @@ class MeasuredRounds:
             raise InvalidRequest(
                 f"the costs are of draft counts {self.counts or 'none'}; measure them with --draft-count auto, which "
                 "tries several",
+                field="costs",
+            )
+
+    def check_plain(self) -> None:
+        """Raise InvalidRequest where nothing says what a round without drafts costs."""
+        if not self._knows_plain and len(self.counts) < 2:
+            raise InvalidRequest(
+                f"the costs are of draft counts {self.counts or 'none'}, and a target alone has no drafts; measure "
+                "them with --draft-count auto, which tries none too",
                 field="costs",
             )
 

@@ -45,6 +45,11 @@ class AcceptanceCounts:
     output_deviation: float = 0.0
     """Standard deviation of the share of right drafts from one output to another, beyond luck."""
 
+    @property
+    def rate(self) -> float:
+        """Share of right drafts among those compared."""
+        return sum(self.right_counts) / sum(self.compared_counts)
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
@@ -54,3 +59,9 @@ class MeasuredCosts:
     def calls_of(self, draft_model: str = "") -> list[CallCosts]:
         """Return those of calls to draft services of a model, or else to targets."""
         return [one for one in self.calls if one.draft_model == draft_model]
+
+    def drafts_of(self, draft_model: str) -> AcceptanceCounts | None:
+        """Return what became of drafts of a model's draft services; None where none was compared."""
+        kind = DraftSource.DRAFT, draft_model
+        own = (one for one in self.acceptances if (one.source, one.draft_model) == kind)
+        return next((one for one in own if one.compared_counts), None)

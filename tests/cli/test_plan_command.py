@@ -116,3 +116,20 @@ def test_sizes_below_one_are_no_decoders(tmp_path: Path, sizes: dict[str, int]) 
     )
     status, _, err = paceline_here("plan", "--memory", "8GiB", "--target-model", str(tmp_path / "config.json"))
     assert status == 1 and "does not have the sizes of a decoder" in err
+
+
+def test_a_target_alone_is_planned_without_drafts_and_without_their_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody could see what a draft is worth beside its target: none was taken for a model's name."""
+    monkeypatch.setenv("COLUMNS", "160")
+    output = tmp_path / "plan.env"
+    status, out, err = paceline_here("plan", "--memory", "8GiB", "--draft-model", "none", "--output", str(output))
+    assert status == 0, err
+    rows = [[cell.strip() for cell in line.split("│")] for line in out.splitlines()]
+    assert {row[1]: row[4] for row in rows if len(row) == 9} == dict.fromkeys(
+        ("chosen", "fastest", "least memory", "your settings"), "0"
+    )
+    assert [row for row in rows if row[1:2] == ["weights"] and len(row) == 4]  # of a single service
+    assert "accepted by" not in out
+    assert {"PACELINE_DRAFT_MODEL=none", "PACELINE_COORDINATOR_DRAFT_COUNT=0"} <= {*output.read_text().splitlines()}

@@ -48,3 +48,37 @@ def test_a_plan_is_by_measured_costs_where_they_are_given(tmp_path: Path) -> Non
     status, _, err = paceline_here(*asked, "--heads", "builtin:clover")
     assert status == 1
     assert "leave out one of them" in err
+
+
+def test_a_plan_takes_drafts_to_be_right_as_often_as_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts that were right by a third were planned as if they were by 0.7, so more of them than pay."""
+    monkeypatch.setenv("COLUMNS", "160")
+    write_costs(tmp_path / "costs.json", saved_costs(right=(30, 9, 3, 1, 1, 1, 1, 1)))
+
+    def told(*flags: str) -> str:
+        asked = ("--memory", "4GiB", "--conversations", "4", "--costs", str(tmp_path / "costs.json"))
+        status, out, err = paceline_here("plan", *asked, *flags)
+        assert status == 0, err
+        return out
+
+    assert "accepted by 0.32" in told()
+    assert told() == told("--acceptance", str(47 / 146))
+    assert told() != told("--acceptance", "0.7")
+
+
+def test_a_target_alone_costs_what_rounds_without_drafts_cost(tmp_path: Path) -> None:
+    write_costs(tmp_path / "costs.json", saved_costs())
+    asked = ("plan", "--memory", "4GiB", "--draft-model", "none", "--costs", str(tmp_path / "costs.json"))
+    status, out, err = paceline_here(*asked)
+    assert status == 0, err
+    assert "costs measured before" in out
+    alone, pair = (MeasuredRounds(replace(saved_costs(), draft=draft)) for draft in (None, saved_costs().draft))
+    assert alone.verify_s(4, 0) == pair.verify_s(4, 0)
+    assert alone.prompt_s(400, 2) < pair.prompt_s(400, 2)
+    of_five = MeasuredCosts(tuple(one for one in calls() if one.step_count == 5))
+    write_costs(tmp_path / "costs.json", replace(saved_costs(), costs=of_five))
+    status, _, err = paceline_here(*asked)
+    assert status == 1
+    assert "--draft-count auto, which tries none too" in err
