@@ -271,7 +271,7 @@ class Runner:
             self._prefixes.forget(scope + sequence_id)
             self._masks.forget(scope + sequence_id)
             if self._heads:
-                self._heads.forget(scope + sequence_id)
+                self._heads.end(scope + sequence_id)
             count += self.cache.release(scope + sequence_id)
         return count
 

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from paceline.engine.cache.paged import KvPool
 from paceline.engine.heads.drafting import MOST_WAITING, HeadsDrafts
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.heads.reading import new_heads, read_heads, write_heads
@@ -294,6 +295,28 @@ def test_a_prompt_in_parts_and_a_shared_one_draft_alike(
             base_length = result.cached_length
         expected = drafts_of_modules(folder, target, [*PROMPT, result.next_token_id])
         assert result.draft_token_ids == tuple(expected), name
+
+
+@pytest.mark.parametrize("kind", [one for one in KINDS if one != "medusa"])
+def test_what_goes_on_from_an_ended_sequence_drafts_as_a_new_one_does(
+    kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """Of the last tokens of an output that asked for no drafts the pages had no keys and values of the heads."""
+    target = pairs["Llama"].target
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    verifier = verifier_with(folder, target)
+    cache = verifier.runner.cache
+    assert isinstance(cache, KvPool)
+    cache.slots.memory.normal_(std=30)  # others left something in the pages
+    (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), GREEDY, propose_count=DRAFT_COUNT))
+    text = [*PROMPT, first.next_token_id]
+    for _ in range(MOST_WAITING - 2):
+        go_on(verifier, text, count=0)
+    verifier.runner.release(["a"])
+    text += [30, 31, 32]
+    (second,) = verified(verifier, VerifyRow("b", 0, tuple(text), (), GREEDY, propose_count=DRAFT_COUNT))
+    assert second.reused_count > len(PROMPT) + 8
+    assert second.draft_token_ids == tuple(drafts_of_modules(folder, target, [*text, second.next_token_id]))
 
 
 def test_drafts_follow_the_rule_of_their_sequence(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:

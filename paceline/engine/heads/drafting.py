@@ -7,6 +7,7 @@ drafts are asked for or when a page of them waits. What is lost, or was never ta
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ MOST_WAITING = 16
 ChoosingOf = Callable[[str, Tensor, ChoiceRule, Sequence[int]], Choosing]
 """Makes the inputs to the choices after a prefix."""
 Choose = Callable[[Sequence[Choosing]], list[list[Choice]]]
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,20 +120,31 @@ class HeadsDrafts:
         self._waiting.pop(sequence_id, None)
 
     @torch.inference_mode()
+    def end(self, sequence_id: str) -> None:
+        """Take in what waits of a sequence that is about to be freed: others may take its pages over."""
+        if self._layers is not None and sequence_id in self._waiting:
+            self._in_memory(lambda: self._taken_in({}, {}, sequence_id))
+        self.forget(sequence_id)
+
+    @torch.inference_mode()
     def propose(self, rows: Sequence[HeadsRow]) -> list[tuple[int, ...]]:
         """Return drafts for each row: none for a sequence of which too little is known, or without memory.
 
         To be called after each pass, once the cache holds the committed tokens alone.
         """
         known = {row.sequence_id: row for row in rows if self._knows(row)}
+        made = self._in_memory(lambda: self._made(known)) or {}
+        return [made.get(row.sequence_id, ()) for row in rows]
+
+    def _in_memory(self, work: Callable[[], Made]) -> Made | None:
+        """Return what the work makes; None, with all that waits forgotten, when memory runs out."""
         try:
-            made = self._made(known)
+            return work()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._waiting.clear()
-            made = {}
-        return [made.get(row.sequence_id, ()) for row in rows]
+            return None
 
     def _knows(self, row: HeadsRow) -> bool:
         """Return whether the features of the last cached token are there."""
@@ -196,10 +209,13 @@ class HeadsDrafts:
             return 1
         return count
 
-    def _taken_in(self, rows: Mapping[str, HeadsRow], lengths: Mapping[str, int]) -> Tensor:
-        """Take in what waits; return the states after each row's next token. `lengths` has those that draft."""
+    def _taken_in(self, rows: Mapping[str, HeadsRow], lengths: Mapping[str, int], ending: str = "") -> Tensor:
+        """Take in what waits; return the states after each row's next token. `lengths` has those that draft.
+
+        Of a sequence that is `ending` all is taken in.
+        """
         parts = [self._part(one, lengths[one], (row.next_token_id,)) for one, row in rows.items()]
-        parts += self._lagging(lengths)
+        parts += self._lagging(lengths, ending)
         if not parts:
             return torch.empty(0)
         with self._threads(sum(len(part.next_ids) for part in parts)):
@@ -216,7 +232,7 @@ class HeadsDrafts:
             self._drop(parts)
         return states[: len(rows)]
 
-    def _lagging(self, drafting: Container[str]) -> list[_Part]:
+    def _lagging(self, drafting: Container[str], ending: str = "") -> list[_Part]:
         """Return what is to be taken in of sequences that draft nothing."""
         parts = list[_Part]()
         for one, waiting in [*self._waiting.items()]:
@@ -228,7 +244,7 @@ class HeadsDrafts:
                 # Of a pass that ran out of memory: what follows was taken over from another sequence meanwhile.
                 self.forget(one)
             # What follows the last token is not known yet.
-            elif len(waiting.features) > MOST_WAITING:
+            elif len(waiting.features) > (1 if one == ending else MOST_WAITING):
                 parts.append(self._part(one, length))
         return parts
 
