@@ -276,6 +276,9 @@ async def test_the_youngest_gives_way_though_it_is_in_a_round_of_the_other_lane(
     old = requests[0].generations[0].sequence_id
     lengths = [row.base_length for call in verifier.calls for row in call if row.sequence_id == old]
     assert lengths == sorted(lengths), "the older one never lost anything"
+    young = requests[1].generations[0].sequence_id
+    began, *others = (row.base_length for call in verifier.calls for row in call if row.sequence_id == young)
+    assert not began and min(others) >= 10, "the younger one kept what the older one did not lack"
 
 
 def test_every_policy_that_is_offered_is_there() -> None:
