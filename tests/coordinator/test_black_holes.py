@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from coordinator.placement.guarded_target import FAILURES_TO_OPEN
+from coordinator.placement.guarded_target import FAILURES_TO_OPEN, UsualTime
 from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, NoChoice, PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
@@ -252,6 +252,25 @@ async def test_a_trial_whose_target_is_lost_before_its_call_makes_way_for_the_ne
         running.dispatcher.distribute()
         await until(lambda: running.dispatcher.describe()[0].circuit is CircuitState.CLOSED)
         assert await output(request) == whole((5,))
+
+
+async def test_a_trial_whose_client_goes_before_its_round_makes_way_for_the_next() -> None:
+    verifier, monotonic = failing(PeerFailed("broken")), Clock()
+    async with dispatching([], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
+        await opened(running)
+        monotonic.advance(1.0)
+        running.dispatcher.abandon(submit(running, (5,)))
+        verifier.before = lambda number: None
+        assert await output(submit(running, (6,))) == whole((6,))
+
+
+def test_a_call_that_took_long_once_does_not_excuse_a_hung_target_for_ever() -> None:
+    usual = UsualTime()
+    usual.add(10, 5.0)
+    assert not usual.is_far_exceeded(10, 15.0)
+    for _ in range(200):
+        usual.add(10, 0.1)
+    assert usual.is_far_exceeded(10, 1.0)
 
 
 async def opened(running: Dispatched) -> None:

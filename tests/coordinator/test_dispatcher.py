@@ -173,6 +173,24 @@ async def test_what_waits_for_a_target_too_long_is_told_so_and_the_queue_stays_b
         assert running.dispatcher.waiting_count == 1
 
 
+async def test_time_in_the_queue_of_a_target_that_served_is_no_time_without_a_target() -> None:
+    clock, verifier = Clock(), FakeVerifier()
+    async with dispatching([], [verifier], clocks=Clocks(clock), target_wait_s=60, batch_size=1) as running:
+        served, queued = submit(running, (5,)), submit(running, (6,))
+        clock.advance(100)
+        verifier.away = PeerUnavailable("gone")
+        running.targets[0].lose(PeerUnavailable("gone"))
+        await until(lambda: running.dispatcher.live_count == 0)
+        clock.advance(60 - 1)
+        running.dispatcher.expire()
+        assert not any(one.generations[0].ended for one in (served, queued))
+        clock.advance(1)
+        running.dispatcher.expire()
+        for one in (served, queued):
+            with pytest.raises(PeerUnavailable, match="no target service was there for 60 s"):
+                await output(one)
+
+
 async def test_a_draining_target_gives_its_generations_to_another_and_is_told_to_free_them() -> None:
     leaving, staying = FakeVerifier(), FakeVerifier()
     async with dispatching([], [leaving, staying]) as running:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from math import ceil
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.placement.matching import PASSES_A_TARGET
+from coordinator.placement.matching import PASSES_A_TARGET, Matching
+from coordinator.placement.queue import WaitingQueue
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.stickiness import (
     BLOCK_TOKENS,
@@ -22,11 +24,12 @@ from coordinator.replicas.stickiness import (
     Stickiness,
     beginnings_of,
 )
+from coordinator.requests.generation import Request
 from paceline.errors import PeerUnavailable
-from paceline.types import CacheDescription
-from tests.coordinators import Dispatched, dispatching
+from paceline.types import CacheDescription, GenerationRequest, TokenIds
+from tests.coordinators import SERVED, Dispatched, admission, dispatching
 from tests.fakes.dispatches import output, submit, whole
-from tests.fakes.model_services import FakeDrafter, FakeVerifier
+from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier
 from tests.fakes.shared_prefixes import LoadSeen, SharingVerifier, Talk, converse, sharing, words
 
 ROOMY = CacheDescription()
@@ -133,6 +136,37 @@ def test_memory_is_bounded_and_forgets_no_beginning_before_a_longer_one(sent: li
     counts = [kept.count(beginnings(prompt(name, 13))) for name in range(6)]
     assert sum(counts) <= 20
     assert all(kept.count([one]) for name, count in enumerate(counts) for one in beginnings(prompt(name, 13))[:count])
+
+
+@dataclass(eq=False)
+class Place(Shelf):
+    """A target as placement sees it."""
+
+    room: int = 1
+    is_on_trial: bool = False
+    is_healthy: bool = True
+    is_usable: bool = True
+
+
+def test_a_request_whose_target_stays_full_is_passed_over_a_bounded_number_of_times() -> None:
+    places: list[Any] = [Place("full", room=0), Place("free")]
+    full, free = places
+    matching, queue = Matching(), WaitingQueue(100, Clock())
+    for place in places:
+        matching._stickiness.note(place, places, beginnings(prompt(place.address)))
+
+    def queued(name: str) -> Request:
+        request = admission(SERVED).admit(GenerationRequest(TokenIds(prompt(name)), 9))
+        queue.add(request)
+        return request
+
+    oldest = queued(full.address)
+    for _ in range(PASSES_A_TARGET * len(places)):
+        younger = queued(free.address)
+        assert matching.next(queue, places) == (free, younger.generations)
+        queue.remove(younger.generations)
+    queued(free.address)
+    assert matching.next(queue, places) == (free, oldest.generations)
 
 
 def test_replicas_that_share_nothing_are_chosen_by_load() -> None:
