@@ -208,6 +208,8 @@ class _Opened:
 
     async def close(self) -> None:
         self._stream.cancel()
+        for telling in self._telling:
+            telling.cancel()  # gRPC lets a write wait for ever that waited for a stream to begin
         await asyncio.wait((self._begun, self._reading, *self._telling))
 
     async def _read(self) -> None:

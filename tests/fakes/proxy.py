@@ -1,6 +1,7 @@
 """A TCP proxy between two services: a test can cut and stall its connections, and it can be as far away as wanted."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager, suppress
 
@@ -113,3 +114,10 @@ async def running_proxy(address: str, delay_s: float = 0.0) -> AsyncIterator[Pro
         server.close()
         await proxy.close()
         await server.wait_closed()
+
+
+@asynccontextmanager
+async def silent_peer() -> AsyncIterator[str]:
+    """Take connections and say nothing on them, like a machine that hangs. Yield the address."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # the kernel takes what nobody accepts
+        yield f"127.0.0.1:{listening.getsockname()[1]}"

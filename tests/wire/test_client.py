@@ -25,7 +25,7 @@ from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import fake_server
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
-from tests.fakes.proxy import Proxy, running_proxy
+from tests.fakes.proxy import Proxy, running_proxy, silent_peer
 from tests.services import PATIENT
 
 PROMPT = TokenIds((20, 21, 22))
@@ -291,6 +291,18 @@ async def test_a_time_too_long_for_a_call_is_refused_and_not_taken_for_over(time
     async with Client("127.0.0.1:1") as client:
         with pytest.raises(InvalidRequest, match="timeout_s is .*; give at most .* or None"):
             await client.complete(REQUEST, timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_a_client_of_a_coordinator_that_never_answers_can_be_closed(shares_stream: bool) -> None:
+    """It waited for ever to tell that coordinator of a request that had been given up, and a gateway never stopped."""
+    async with silent_peer() as address, Client(address, NO_RETRIES, shares_stream=shares_stream) as client:
+        asked = asyncio.create_task(client.complete(REQUEST))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+    assert asked.cancelled()
 
 
 @pytest.mark.review
