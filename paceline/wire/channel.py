@@ -13,6 +13,9 @@ from paceline.security.plaintext import is_loopback
 from paceline.wire.ports import host_port
 from paceline.wire.reopening import ReopeningChannel
 
+CONNECT_MS = 5_000
+"""Milliseconds that a connection may take to begin. A peer that hangs, or whose packets are lost, answers none. Who
+calls it goes elsewhere then, and another connection is tried."""
 _OPTIONS = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
@@ -43,6 +46,7 @@ def open_channel(
     options: list[tuple[str, Any]] = [
         *message_limits(max_message_bytes),
         *_OPTIONS,
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),  # which is the time to connect, 20 s by default
         ("grpc.service_config", _service_config(retried_services)),
     ]
     if is_loopback(host_of(address)):

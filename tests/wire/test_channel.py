@@ -12,10 +12,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import paceline
 from paceline.errors import StartupError
-from paceline.wire import ServerOptions, open_channel, running_server
+from paceline.wire import ServerOptions, channel, open_channel, running_server
 from paceline.wire.ports import Listening, bound
 from paceline.wire.reopening import ReopeningChannel
 from paceline.wire.server import LIVENESS_NAME
+from tests.fakes.proxy import silent_peer
 
 
 def test_grpc_knows_every_option_that_is_set() -> None:
@@ -27,6 +28,16 @@ def test_grpc_knows_every_option_that_is_set() -> None:
     names = {name for text in sources for name in re.findall(r'"(grpc\.[a-z0-9_.]+)"', text)}
     assert len(names) > 10
     assert [name for name in sorted(names) if name.encode() + b"\0" not in library] == []
+
+
+async def test_a_connection_that_is_not_answered_is_given_up_before_calls_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By gRPC's default it was waited for 20 s, and a client went to the next coordinator only then."""
+    monkeypatch.setattr(channel, "CONNECT_MS", 100)
+    async with silent_peer() as address, open_channel(address) as calling:
+        stub: Any = health_pb2_grpc.HealthStub(calling)
+        with pytest.raises(grpc.aio.AioRpcError) as told:
+            await stub.Check(health_pb2.HealthCheckRequest(), timeout=15)
+    assert told.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
