@@ -192,6 +192,8 @@ class _Stream:
             answer.cancel()
             if all(one.answer.done() for one in self._waiting):
                 self._stop()
+                for send in self._sends:
+                    send.cancel()  # gRPC lets a write wait for ever that waited for a stream to begin
             raise
         except Exception:
             answer.cancel()

@@ -31,7 +31,7 @@ from paceline.wire import (
 from paceline.wire import exchange as exchange_module
 from paceline.wire.reopening import ReopeningChannel
 from tests.fakes.draft_servers import draft_server
-from tests.fakes.proxy import running_proxy
+from tests.fakes.proxy import running_proxy, silent_peer
 from tests.waits import until
 
 TIMEOUT_S = 60.0
@@ -163,6 +163,19 @@ async def test_what_is_sent_unasked_is_no_answer() -> None:
         assert [one.prepared[0].length for one in taken] == [0, 1, 2, 3]
         servicer.exchanges.end_streams()
         await until(lambda: servicer.open_count == 0)
+
+
+async def test_requests_given_up_before_their_stream_began_leave_no_task_behind() -> None:
+    """gRPC lets a write wait for ever whose stream was cancelled before it began: it stayed, and those behind it."""
+    async with silent_peer() as address, exchange_with(address) as exchange:
+        before = asyncio.all_tasks()
+        asked = [asyncio.create_task(named(exchange, f"{n}", "a")) for n in range(3)]
+        for one in asked:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            one.cancel()
+        await asyncio.wait(asked)
+        await until(lambda: asyncio.all_tasks() == before)
 
 
 async def test_that_a_peer_ends_a_stream_is_told_though_nobody_asks() -> None:
