@@ -19,6 +19,7 @@
       CallTimedOut             DEADLINE_EXCEEDED     a call did not end in time
       NoChoice                 INTERNAL              a model's logits leave no token to choose: its row fails alone
       PeerFailed               INTERNAL              a service failed in a way it did not explain
+        WrongAnswer                                  its answer cannot be parsed, or cannot be true
       MethodNotFound           UNIMPLEMENTED         the peer is another service or has another version
       StartupError             FAILED_PRECONDITION   a service cannot start as configured
         ModelNotUsable                               a checkpoint is missing, broken or unsupported
@@ -164,6 +165,10 @@ class NoChoice(PacelineError):
 class PeerFailed(PacelineError):
     code = grpc.StatusCode.INTERNAL
     reason = "PEER_FAILED"
+
+
+class WrongAnswer(PeerFailed):
+    reason = "WRONG_ANSWER"
 
 
 class MethodNotFound(PacelineError):

@@ -1,7 +1,8 @@
 """A draft replica behind its circuit: it is asked as long as it answers, and soon enough to help.
 
 Owns the rule of what counts as a failure:
-- A call that fails, or whose answer cannot be true, is a failure; two in a row open the circuit.
+- A call that fails is a failure; two in a row open the circuit. So do two wrong answers, which cannot be parsed or be
+  true, unless many right ones come between.
 - A call that times out opens the circuit at once, because another try would wait as long. The deadline is several times
   what the drafts are worth, so the draft service is stuck then; the work itself is not that long. If the group's own
   deadlines cut the call short, it counts only if it took several times that worth all the same.
@@ -18,7 +19,7 @@ from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.plausibility import check_proposals
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.stickiness import SentBeginnings, SentTo
-from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable, WrongAnswer
 from paceline.types import CircuitState, Proposals, ProposeRow, ReplicaDescription
 
 log = structlog.get_logger()
@@ -113,11 +114,12 @@ class GuardedDraft:
         return proposals
 
     def _failed(self, error: PacelineError) -> None:
-        self._circuit.failed()
+        self._circuit.failed(is_wrong=isinstance(error, WrongAnswer))
         if isinstance(error, PeerUnavailable):
             self.replica.lose(error)
         else:
-            log.warning("a draft failed", address=self.replica.address, error=str(error))
+            circuit = self._circuit.state.value
+            log.warning("a draft failed", address=self.replica.address, error=str(error), circuit=circuit)
 
     def _judge(self, elapsed_s: float, worth_s: float | None) -> None:
         is_late = worth_s is not None and elapsed_s > max(worth_s, LATE_S)

@@ -1,8 +1,9 @@
 """A target replica behind its circuit: it is given up when its calls fail although its health check succeeds.
 
 Owns the rule of what counts as a failure:
-- A call that fails as a whole, or whose answer cannot be true, is a failure; `FAILURES_TO_OPEN` in a row open the
-  circuit. A single row that breaks every group it is in does not open it: between its failures other calls succeed.
+- A call that fails as a whole is a failure; `FAILURES_TO_OPEN` in a row open the circuit. A single row that breaks every
+  group it is in does not open it: between its failures other calls succeed.
+- So do as many wrong answers, which cannot be parsed or be true, unless many right ones come between.
 - A call that times out opens the circuit at once, because another try would wait as long. If the group's own deadlines
   cut the call short, it counts only if calls of that size, to any target, take far less.
 """
@@ -13,7 +14,7 @@ from collections.abc import Callable, Sequence
 from coordinator.protocols import Verifier
 from coordinator.replicas.circuit import Circuit
 from coordinator.replicas.plausibility import check_rollbacks, check_verdicts
-from paceline.errors import CallTimedOut, PacelineError
+from paceline.errors import CallTimedOut, PacelineError, WrongAnswer
 from paceline.types import CircuitState, RolledBack, SequenceLength, Verdicts, VerifyRow
 
 FAILURES_TO_OPEN = 3
@@ -72,7 +73,7 @@ class GuardedTarget:
         return self.circuit.state is CircuitState.OPEN
 
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
-        """Ask the target. Raise the call's error, or PeerFailed when its answer cannot be true."""
+        """Ask the target. Raise the call's error, or WrongAnswer when its answer cannot be true."""
         began_s, token_count = self._clock(), sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
         try:
             verdicts = await self._remote.verify(rows, timeout_s)
@@ -85,8 +86,8 @@ class GuardedTarget:
             else:
                 self.circuit.failed(is_certain=True)
             raise
-        except PacelineError:
-            self.circuit.failed()
+        except PacelineError as error:
+            self.circuit.failed(is_wrong=isinstance(error, WrongAnswer))
             raise
         except BaseException:
             self.circuit.gave_up()
@@ -106,7 +107,7 @@ class GuardedTarget:
         return await self._remote.release()
 
     async def rollback(self, lengths: Sequence[SequenceLength]) -> list[RolledBack | PacelineError]:
-        """Cut sequences. Raise the call's error, or PeerFailed when its answer cannot be true."""
+        """Cut sequences. Raise the call's error, or WrongAnswer when its answer cannot be true."""
         results = await self._remote.rollback(lengths)
         check_rollbacks(lengths, results)
         return results

@@ -3,6 +3,10 @@
 Owns the decision only; the caller reports the outcome of each call. Failures open the circuit, and while it is open
 nothing is called. After a pause, which doubles with every failed trial, it lets one call at a time through. A success
 closes it.
+
+Failures count in a row, because an error may be the fault of a single request. A wrong answer, one that cannot be parsed
+or cannot be true, is nobody else's fault. So it counts for longer: only many right ones make up for it, and a circuit
+that opens for it stays open for longer each time.
 """
 
 from collections.abc import Callable
@@ -15,6 +19,9 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 SUCCESSES_TO_FORGET = 20
 """Successes in a row after which the next pause is short again."""
+RIGHT_FOR_A_WRONG = 10
+"""Right answers that make up for a wrong one: a service that answers more than one call in eleven wrongly is called no
+more, in whatever order they come."""
 
 
 class Circuit:
@@ -25,12 +32,14 @@ class Circuit:
         *,
         failures_to_open: int = FAILURES_TO_OPEN,
     ) -> None:
-        """`jitter` gives numbers from 0 to 1; `failures_to_open` in a row open the circuit."""
+        """`jitter` gives numbers from 0 to 1; `failures_to_open` in a row, or wrong answers, open the circuit."""
         self._failures_to_open = failures_to_open
         self._clock = clock
         self._jitter = jitter
         self._state = CircuitState.CLOSED
         self._failures = 0
+        self._wrong = 0.0
+        """Wrong answers that right ones have not made up for."""
         self._successes = 0
         self._pause_s = FIRST_PAUSE_S
         self._tries_again_at = 0.0
@@ -54,19 +63,25 @@ class Circuit:
         return allowed
 
     def succeeded(self) -> None:
-        self._state = CircuitState.CLOSED
+        if self._state is CircuitState.OPEN:
+            return  # as in `failed`
         self._failures = 0
+        self._wrong = max(0.0, self._wrong - 1 / RIGHT_FOR_A_WRONG)
         self._successes += 1
+        self._state = CircuitState.CLOSED
         if self._successes >= SUCCESSES_TO_FORGET:
             self._pause_s = FIRST_PAUSE_S
 
-    def failed(self, *, is_certain: bool = False) -> None:
-        """Note a failed call; `is_certain` opens the circuit at the first failure."""
+    def failed(self, *, is_certain: bool = False, is_wrong: bool = False) -> None:
+        """Note a failed call; `is_certain` opens the circuit at the first failure, `is_wrong` is of a wrong answer."""
         if self._state is CircuitState.OPEN:
             return  # the call was under way when the circuit opened: it says nothing new
         self._failures += 1
         self._successes = 0
-        if self._state is CircuitState.HALF_OPEN:
+        if is_wrong:
+            self._wrong = min(self._wrong + 1, self._failures_to_open)
+        is_too_wrong = is_wrong and self._wrong >= self._failures_to_open
+        if self._state is CircuitState.HALF_OPEN or is_too_wrong:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self._open()
         elif is_certain or self._failures >= self._failures_to_open:

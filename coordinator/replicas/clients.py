@@ -31,7 +31,7 @@ from paceline.codec.versions import (
     version_of,
     version_refusal,
 )
-from paceline.errors import IncompatiblePair, PacelineError, PeerFailed, TokenizerNotFound
+from paceline.errors import IncompatiblePair, PacelineError, TokenizerNotFound, WrongAnswer
 from paceline.scope import RowT
 from paceline.types import (
     ModelDescription,
@@ -172,7 +172,7 @@ class _RemoteModel:
     async def describe(self, timeout_s: float) -> ModelDescription:
         """Return the model's description. Raise IncompatiblePair when the service itself is too old or too new.
 
-        Raise PeerFailed when the description cannot be true.
+        Raise WrongAnswer when the description cannot be true.
         """
         with translated_errors():
             response = answered(await self._describe(timeout_s))
@@ -278,6 +278,6 @@ def _with_errors(results: Sequence[ResultT], errors: Mapping[int, ResultT]) -> l
 
 
 def _check_answers(rows: Sequence[_Named], results: Iterable[_Named]) -> None:
-    """Raise PeerFailed when the results are for other rows, for example those of an earlier, late answer."""
+    """Raise WrongAnswer when the results are for other rows, for example those of an earlier, late answer."""
     if [one.sequence_id for one in results] != [one.sequence_id for one in rows]:
-        raise PeerFailed(f"{len(rows)} rows were sent and the results are for others; the peer is not compatible")
+        raise WrongAnswer(f"{len(rows)} rows were sent and the results are for others; the peer is not compatible")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise
 
-from paceline.errors import PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import PacelineError, PeerUnavailable, WrongAnswer
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.types import (
     CallTiming,
@@ -42,18 +42,18 @@ def check_identity(trusted: ModelIdentity | None, answered: ModelIdentity) -> No
 
 
 def check_description(model: ModelDescription) -> None:
-    """Raise PeerFailed where a count is negative: rounds and the choice of a replica reckon with them."""
+    """Raise WrongAnswer where a count is negative: rounds and the choice of a replica reckon with them."""
     for words, part in (("", model), ("cache.", model.cache), ("compute.", model.compute)):
         for field in fields(part):
             value = getattr(part, field.name)
             if isinstance(value, int) and value < 0:
-                raise PeerFailed(
+                raise WrongAnswer(
                     f"the description cannot be true: {words}{field.name} is {value}; the peer is not compatible"
                 )
 
 
 def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
-    """Raise PeerFailed unless the proposals can be answers to the rows."""
+    """Raise WrongAnswer unless the proposals can be answers to the rows."""
     _check_count(rows, proposals.results)
     _check_timing(proposals.timing)
     for row, result in zip(rows, proposals.results, strict=True):
@@ -66,7 +66,7 @@ def check_proposals(rows: Sequence[ProposeRow], proposals: Proposals) -> None:
 
 
 def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_size: int) -> None:
-    """Raise PeerFailed unless the verdicts can be answers to the rows."""
+    """Raise WrongAnswer unless the verdicts can be answers to the rows."""
     _check_count(rows, verdicts.results)
     _check_timing(verdicts.timing)
     for row, result in zip(rows, verdicts.results, strict=True):
@@ -88,7 +88,7 @@ def check_verdicts(rows: Sequence[VerifyRow], verdicts: Verdicts, vocabulary_siz
 
 
 def check_rollbacks(lengths: Sequence[SequenceLength], results: Sequence[RolledBack | PacelineError]) -> None:
-    """Raise PeerFailed unless the results can be answers to cutting sequences to these lengths."""
+    """Raise WrongAnswer unless the results can be answers to cutting sequences to these lengths."""
     _check_count(lengths, results)
     for one, result in zip(lengths, results, strict=True):
         if isinstance(result, RolledBack) and result.freed_bytes < 0:
@@ -152,7 +152,9 @@ def _is_possible(logprobs: TokenLogprobs, top_count: int, vocabulary_size: int) 
 
 def _check_count(rows: Sequence[object], results: Sequence[object]) -> None:
     if len(rows) != len(results):
-        raise PeerFailed(f"{len(rows)} rows were sent and {len(results)} results came back; the peer is not compatible")
+        raise WrongAnswer(
+            f"{len(rows)} rows were sent and {len(results)} results came back; the peer is not compatible"
+        )
 
 
 def _check_timing(timing: CallTiming) -> None:
@@ -160,11 +162,11 @@ def _check_timing(timing: CallTiming) -> None:
     times_s = (timing.queued_s, timing.executed_s, timing.others_s, timing.worked_s)
     if not all(-TIME_ROUNDING_S <= one <= LONGEST_TIMEOUT_S for one in times_s):
         told = ", ".join(f"{one:g}" for one in times_s)
-        raise PeerFailed(
+        raise WrongAnswer(
             f"the answer's times cannot be true: queued_s, executed_s, others_s and worked_s are {told}; the peer is "
             "not compatible"
         )
 
 
-def _lie(sequence_id: str, answer: str) -> PeerFailed:
-    return PeerFailed(f"the answer for sequence {sequence_id!r} cannot be true: {answer}; the peer is not compatible")
+def _lie(sequence_id: str, answer: str) -> WrongAnswer:
+    return WrongAnswer(f"the answer for sequence {sequence_id!r} cannot be true: {answer}; the peer is not compatible")

@@ -251,15 +251,22 @@ class Scheduler:
         elif not isinstance(error, PacelineError):
             log.error("a round failed unexpectedly", exc_info=error)
             error = PeerFailed("the coordinator failed unexpectedly; its log has the details")
-        names = request_ids(group)
-        log.warning("a group failed", target=self._address, error=str(error), sequences=len(group), requests=names)
-        if self._target.is_given_up:
+        names, is_given_up = request_ids(group), self._target.is_given_up
+        log.warning(
+            "a group failed",
+            target=self._address,
+            error=str(error),
+            sequences=len(group),
+            requests=names,
+            target_given_up=is_given_up,
+        )
+        if is_given_up:
             self._lost = error
         if isinstance(error, CallTimedOut) or len(group) == 1:
             return dict.fromkeys(group, error)
         # One generation may be the cause: rounds alone will show. It is not if the target fails whatever it is given.
         for generation in group:
-            generation.runs_alone = not self._target.is_given_up
+            generation.runs_alone = not is_given_up
         return {}
 
     def _blame(self, group: list[Generation]) -> None:

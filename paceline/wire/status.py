@@ -12,7 +12,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from paceline.codec.status import error_from_pb, error_to_pb
-from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable, as_result
+from paceline.errors import InvalidRequest, PacelineError, PeerFailed, PeerUnavailable, WrongAnswer, as_result
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
 
 CHANNEL_CLOSED = "the channel was closed while the call was under way"
@@ -172,9 +172,9 @@ def is_of_stub(error: grpc.aio.AioRpcError) -> bool:
 
 
 def answered(message: AnswerT | None) -> AnswerT:
-    """Return a peer's answer. Raise PeerFailed for None, which gRPC gives when an answer cannot be parsed."""
+    """Return a peer's answer. Raise WrongAnswer for None, which gRPC gives when an answer cannot be parsed."""
     if message is None:
-        raise PeerFailed("the answer cannot be parsed; the peer is not compatible")
+        raise WrongAnswer("the answer cannot be parsed; the peer is not compatible")
     return message
 
 

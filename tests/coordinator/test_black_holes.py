@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN, UsualTime
 from coordinator.wiring import Clocks
@@ -56,6 +58,28 @@ class Hung(FakeVerifier):
         await asyncio.sleep(0)
         self._clock.advance(timeout_s)
         raise CallTimedOut("deadline exceeded")
+
+
+class WrongInTurn(FakeVerifier):
+    """Every second answer has a row too few."""
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        verdicts = await super().verify(rows, timeout_s)
+        return verdicts if len(self.calls) % 2 else replace(verdicts, results=verdicts.results[1:])
+
+
+async def test_a_target_whose_every_second_answer_is_wrong_is_given_up() -> None:
+    """It was asked on and on: each answer that could be true closed its circuit."""
+    clock, wrong, healthy = Clock(), WrongInTurn(), FakeVerifier()
+    async with dispatching([], [wrong, healthy], batch_size=4, clocks=Clocks(circuits=clock)) as running:
+        with capture_logs() as lines:
+            for first in range(0, 200, 8):
+                requests = [submit(running, prompt(n)) for n in range(first, first + 8)]
+                assert await asyncio.gather(*map(output, requests)) == [whole(prompt(n)) for n in range(first, first + 8)]
+        assert running.dispatcher.describe()[0].circuit is CircuitState.OPEN
+    assert len(wrong.calls) < 4 * FAILURES_TO_OPEN
+    given_up = [one for one in lines if one["event"] == "a group failed" and one["target_given_up"]]
+    assert len(given_up) == 1
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

@@ -1,5 +1,6 @@
 """The circuit: opening, trial calls, and pauses that grow and reset."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,6 +8,7 @@ from coordinator.replicas.circuit import (
     FAILURES_TO_OPEN,
     FIRST_PAUSE_S,
     MAX_PAUSE_S,
+    RIGHT_FOR_A_WRONG,
     SUCCESSES_TO_FORGET,
     Circuit,
 )
@@ -74,6 +76,51 @@ def test_pauses_double_up_to_the_longest_and_are_forgotten_after_enough_successe
         circuit.failed()
     clock.now_s += FIRST_PAUSE_S
     assert circuit.allows()
+
+
+@pytest.mark.parametrize("right_count", range(RIGHT_FOR_A_WRONG))
+def test_wrong_answers_open_it_though_right_ones_come_between(right_count: int) -> None:
+    """Every second answer could be garbage, and the service was called as before."""
+    circuit = Circuit(Clock(), jitter=lambda: 1.0)
+    for _ in range(10 * RIGHT_FOR_A_WRONG):
+        for _ in range(right_count):
+            circuit.succeeded()
+        circuit.failed(is_wrong=True)
+    assert circuit.state is CircuitState.OPEN
+
+
+def test_rare_wrong_answers_are_forgiven() -> None:
+    circuit = Circuit(Clock(), jitter=lambda: 1.0)
+    for _ in range(100):
+        circuit.failed(is_wrong=True)
+        for _ in range(RIGHT_FOR_A_WRONG):
+            circuit.succeeded()
+    assert circuit.state is CircuitState.CLOSED
+
+
+def test_a_service_whose_every_second_answer_is_wrong_is_called_ever_more_rarely() -> None:
+    """Trials happen to be answered well, so pauses that only failed trials make longer would stay short."""
+    clock = Clock()
+    circuit = Circuit(clock, jitter=lambda: 1.0)
+    wrong_count, is_right, hours = 0, False, 1
+    while clock() < 100.0 + 3600 * hours:
+        if circuit.allows():
+            circuit.succeeded() if is_right else circuit.failed(is_wrong=True)
+            wrong_count += not is_right
+            is_right = not is_right
+        clock.advance(0.1)
+    assert wrong_count < 10 + 3600 * hours / MAX_PAUSE_S
+
+
+def test_calls_under_way_when_it_opens_do_not_close_it() -> None:
+    clock = Clock()
+    circuit = opened(clock)
+    circuit.succeeded()
+    assert not circuit.allows()
+    clock.advance(FIRST_PAUSE_S)
+    assert circuit.allows()
+    circuit.succeeded()
+    assert circuit.state is CircuitState.CLOSED
 
 
 @given(st.lists(st.sampled_from(["ask", "succeed", "fail", "give up", "wait"]), max_size=60))

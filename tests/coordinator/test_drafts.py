@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,7 @@ from coordinator.drafting.guarded_draft import (
 )
 from coordinator.drafting.replicated_drafter import ReplicatedDrafter
 from coordinator.protocols import Deadline
-from coordinator.replicas.circuit import FIRST_PAUSE_S, Circuit
+from coordinator.replicas.circuit import FAILURES_TO_OPEN, FIRST_PAUSE_S, Circuit
 from coordinator.replicas.clients import RemoteDrafter
 from coordinator.replicas.replica import Replica
 from coordinator.rounds.auto_planner import AutoPlanner
@@ -24,7 +25,15 @@ from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner
-from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable, PrefixNotCached
+from paceline.codec.versions import VERSION
+from paceline.errors import (
+    CallTimedOut,
+    PacelineError,
+    PeerFailed,
+    PeerUnavailable,
+    PrefixNotCached,
+    WrongAnswer,
+)
 from paceline.tasks import side_by_side
 from paceline.types import (
     CircuitState,
@@ -35,6 +44,7 @@ from paceline.types import (
     Proposal,
     Proposals,
     ProposeRow,
+    ReplicaState,
     TokenIds,
 )
 from paceline.v1 import draft_service_pb2 as pb
@@ -152,6 +162,33 @@ async def test_an_answer_that_cannot_be_true_is_a_failure(guarded: Guarded) -> N
         with pytest.raises(PeerFailed):
             await draft.propose([ROW], PATIENT)
     assert guarded.circuit.state is CircuitState.OPEN
+
+
+class GarbageInTurn(DraftServiceServicer):
+    """Every second answer has no result."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def ProposeTokens(
+        self, requests: AsyncIterator[pb.ProposeTokensRequest], context: object
+    ) -> AsyncIterator[pb.ProposeTokensResponse]:
+        async for request in requests:
+            self.count += 1
+            results = [pb.ProposeTokensResult(sequence_id=row.sequence_id, cached_length=2) for row in request.rows]
+            yield pb.ProposeTokensResponse(results=results if self.count % 2 else [], wire_version=VERSION)
+
+
+async def test_a_draft_whose_every_second_answer_is_wrong_is_asked_no_more() -> None:
+    clock = Clock()
+    async with draft_server(GarbageInTurn()) as (servicer, address), open_channel(address) as channel:  # type: ignore[abstract]
+        replica = Replica("draft:1", RemoteDrafter(channel, 60.0), fits)
+        replica.state = ReplicaState.UP
+        draft = GuardedDraft(replica, Circuit(clock, lambda: 1.0), clock)
+        for _ in range(50):
+            with suppress(WrongAnswer, PeerUnavailable):
+                await draft.propose([ROW], PATIENT)
+    assert 2 * FAILURES_TO_OPEN <= servicer.count < 4 * FAILURES_TO_OPEN
 
 
 async def test_a_draft_that_is_slower_than_it_helps_counts_as_failed(guarded: Guarded) -> None:
