@@ -36,6 +36,9 @@ class Deadline:
 
 ANY_TIME = Deadline()
 
+OnStreamEnd = Callable[[PacelineError | None], None]
+"""Called when a stream of calls has ended; with an error, if the service sent something that nobody asked for."""
+
 
 class Releases(Protocol):
     def owe(self, sequence_ids: list[str]) -> None:
@@ -103,8 +106,8 @@ class Remote(Releases, Protocol):
 
     async def is_serving(self, timeout_s: float) -> bool: ...
     async def describe(self, timeout_s: float) -> ModelDescription: ...
-    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
-        """Have `on_end` called whenever the service ends a stream of calls, as one does that is about to stop."""
+    def tell_stream_ends(self, on_end: OnStreamEnd) -> None:
+        """Have `on_end` called whenever a stream of calls ends, as those of a service do that is about to stop."""
         ...
 
     def trust(self, identity: ModelIdentity) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from coordinator.protocols import ANY_TIME, Deadline
+from coordinator.protocols import ANY_TIME, Deadline, OnStreamEnd
 from coordinator.replicas.plausibility import check_description, check_identity
 from paceline.codec.models import identity_from_pb, model_from_pb, tokenizer_from_pb
 from paceline.codec.names import DRAFT_SERVICE, TARGET_SERVICE
@@ -104,7 +104,7 @@ class _RemoteModel:
                 ) from error
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
 
-    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
+    def tell_stream_ends(self, on_end: OnStreamEnd) -> None:
         self._work.tell_ends(on_end)
 
     def owe(self, sequence_ids: list[str]) -> None:

@@ -55,6 +55,8 @@ class Replica(Generic[RemoteT_co]):
         self._is_named = True
         self._checks = 0
         self._failed_checks = 0
+        self._unasked_count = 0
+        """Messages that nobody asked for."""
         self._look_soon = asyncio.Event()
 
     @property
@@ -100,7 +102,7 @@ class Replica(Generic[RemoteT_co]):
 
     async def watch(self) -> None:
         """Look at the replica again and again until cancelled."""
-        self._remote.tell_stream_ends(self.look_soon)
+        self._remote.tell_stream_ends(self._stream_ended)
         while True:
             self._look_soon.clear()
             await self.look()
@@ -109,6 +111,14 @@ class Replica(Generic[RemoteT_co]):
             with suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
                     await self._look_soon.wait()
+
+    def _stream_ended(self, wrong: PacelineError | None) -> None:
+        """Look again. What nobody asked for harms no request: of such messages the first, second, fourth are told."""
+        if wrong:
+            self._unasked_count += 1
+            if self._unasked_count.bit_count() == 1:
+                log.warning("a stream was ended", address=self.address, error=str(wrong), count=self._unasked_count)
+        self.look_soon()
 
     async def look(self) -> None:
         """Ask the replica for its health, and once in a while for its description."""

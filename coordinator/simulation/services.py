@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from coordinator.protocols import Deadline
+from coordinator.protocols import Deadline, OnStreamEnd
 from coordinator.rounds.round_report import NEW_TO_DRAFT
 from coordinator.simulation.texts import Text, Texts
 from paceline.checks import DECODED_TOKENS
@@ -157,7 +157,7 @@ class _Remote:
     async def describe(self, timeout_s: float) -> ModelDescription:
         return self._description
 
-    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
+    def tell_stream_ends(self, on_end: OnStreamEnd) -> None:
         pass
 
     def trust(self, identity: ModelIdentity) -> None:

@@ -15,11 +15,14 @@ from typing import Any
 import grpc
 
 from paceline.codec.rounds import is_unasked
+from paceline.errors import WrongAnswer
 from paceline.tasks import kept_task, outlasting
 from paceline.wire.status import CHANNEL_CLOSED, is_of_stub
 
 UNUSED_S = 30.0
 """Seconds after which a stream without requests is ended."""
+OnEnd = Callable[[WrongAnswer | None], None]
+"""Called when a stream has ended; with an error, if the peer sent something that nobody asked for."""
 
 
 def _pass_over(*told: Any) -> None:
@@ -45,7 +48,7 @@ class Exchange:
         """
         self._open_stream = open_stream
         self._take_unasked = take_unasked
-        self._on_end: Callable[[], None] = _pass_over
+        self._on_end: OnEnd = _pass_over
         self._kept: list[tuple[float, _Stream]] = []
         """Idle streams with the times of their last answers, oldest first. The newest is used first."""
         self._busy: set[_Stream] = set()
@@ -53,7 +56,7 @@ class Exchange:
         self._trimming: asyncio.TimerHandle | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
-    def tell_ends(self, on_end: Callable[[], None]) -> None:
+    def tell_ends(self, on_end: OnEnd) -> None:
         """Have `on_end` called whenever a stream has ended, by whomever."""
         self._on_end = on_end
 
@@ -149,7 +152,7 @@ class _Stream:
         call: Any,
         take_unasked: Callable[[Any], None],
         on_settled: Callable[["_Stream"], None],
-        on_end: Callable[[], None],
+        on_end: OnEnd,
     ) -> None:
         """`on_settled` is called whenever no request is under way any more, `on_end` when nothing more can be read."""
         self._call = call
@@ -218,13 +221,15 @@ class _Stream:
 
     async def _read(self) -> None:
         failure: Exception = _Gone()
+        wrong: WrongAnswer | None = None
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
                 if is_unasked(message):
                     self._take_unasked(message)
                     continue
-                self._answer(message)
-                if message is None:  # it may be no answer: whose the next ones are is not known any more
+                if not self._answer(message):
+                    wrong = WrongAnswer("a message came that nobody had asked for; the peer is not compatible")
+                if wrong or message is None:  # it may be no answer: whose the next ones are is not known any more
                     self._call.cancel()
                     break
         except asyncio.CancelledError:
@@ -240,16 +245,17 @@ class _Stream:
             failure = error
         finally:
             self._end(failure)
-            self._on_end()
+            self._on_end(wrong)
 
-    def _answer(self, message: Any) -> None:
-        """Give an answer to the first request that waits. It may have been given up."""
+    def _answer(self, message: Any) -> bool:
+        """Give an answer to the first request that waits, which may have been given up. Return whether one waits."""
         if not self._waiting:
-            return
+            return False
         answer = self._waiting.popleft().answer
         if not answer.done():
             answer.set_result(message)
         self._settle()
+        return True
 
     def _stop(self) -> None:
         self._call.cancel()

@@ -18,7 +18,7 @@ from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
 from coordinator.replicas.replica import FAILED_CHECKS_TO_LOSE, Replica
 from coordinator.replicas.replicas import Replicas
 from coordinator.requests.generation import Generation
-from paceline.errors import CallTimedOut, IncompatiblePair, PacelineError, PeerUnavailable
+from paceline.errors import CallTimedOut, IncompatiblePair, PacelineError, PeerUnavailable, WrongAnswer
 from paceline.process.settings import parse_settings
 from paceline.types import CacheDescription, ModelDescription, ReplicaState, TokenizerFiles
 from tests.coordinators import admission, fits
@@ -181,9 +181,23 @@ async def test_a_replica_that_ends_a_stream_is_looked_at_at_once(monkeypatch: py
         await replica.looked.wait()
         assert replica.is_up
         remote.is_draining = True
-        remote.end_stream()
+        remote.end_stream(None)
         await until(lambda: replica.state is ReplicaState.DRAINING)
         watch.cancel()
+
+
+async def test_what_a_replica_sends_unasked_is_logged_ever_more_rarely() -> None:
+    remote = FakeVerifier()
+    replica = Replica("1:1", remote, fits)
+    async with background() as tasks:
+        watch = tasks.start(replica.watch())
+        await replica.looked.wait()
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(9):
+                remote.end_stream(WrongAnswer("garbage"))
+        watch.cancel()
+    told = [one["count"] for one in lines if one["event"] == "a stream was ended"]
+    assert told == [1, 2, 4, 8]
 
 
 @pytest.mark.parametrize("ticks", range(6))

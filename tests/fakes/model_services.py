@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from coordinator.protocols import Deadline
+from coordinator.protocols import Deadline, OnStreamEnd
 from coordinator.replicas.plausibility import check_identity
 from paceline.checks import MAX_ROWS
 from paceline.errors import CacheFull, PacelineError, PrefixNotCached
@@ -86,7 +86,7 @@ class FakeModel:
         """Error of every call while the peer is away; None while it is there."""
         self.is_closed = False
         self.trusted: ModelIdentity | None = None
-        self.end_stream: Callable[[], None] = lambda: None
+        self.end_stream: OnStreamEnd = lambda wrong: None
         self._owed: set[str] = set()
         self._capacity_tokens = capacity_tokens
 
@@ -102,7 +102,7 @@ class FakeModel:
         self.answer()
         return self.description
 
-    def tell_stream_ends(self, on_end: Callable[[], None]) -> None:
+    def tell_stream_ends(self, on_end: OnStreamEnd) -> None:
         self.end_stream = on_end
 
     def trust(self, identity: ModelIdentity) -> None:

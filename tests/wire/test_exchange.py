@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
 from paceline.codec.versions import RELEASES_ALONG
-from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable, WrongAnswer
 from paceline.security.access import Context
 from paceline.types import ProposeRow
 from paceline.v1 import draft_service_pb2 as pb
@@ -179,13 +179,13 @@ async def test_requests_given_up_before_their_stream_began_leave_no_task_behind(
 
 
 async def test_that_a_peer_ends_a_stream_is_told_though_nobody_asks() -> None:
-    ends: list[None] = []
+    ends: list[WrongAnswer | None] = []
     async with serving() as (servicer, address), exchange_with(address) as exchange:
-        exchange.tell_ends(lambda: ends.append(None))
+        exchange.tell_ends(ends.append)
         assert await ask(exchange, "before") == "before"
         assert not ends
         servicer.exchanges.end_streams()
-        await until(lambda: len(ends) == 1)
+        await until(lambda: ends == [None])
 
 
 async def named(exchange: Exchange, text: str, *names: str) -> str:
@@ -685,6 +685,36 @@ async def test_after_what_cannot_be_parsed_no_answer_is_taken_for_another_ones()
         assert lost is None
         assert answer.results[0].sequence_id == "second"
         assert proposes.stream_count == 2
+
+
+class _Unrequested:
+    """Answers with the requested sequence's name, and once more with what a test says."""
+
+    def __init__(self, more: bytes) -> None:
+        self._more = more
+        self.stream_count = 0
+
+    async def __call__(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        self.stream_count += 1
+        async for request in requests:
+            name = pb.ProposeTokensRequest.FromString(request).rows[0].sequence_id
+            results = [pb.ProposeTokensResult(sequence_id=name)]
+            yield pb.ProposeTokensResponse(results=results).SerializeToString()
+            yield self._more
+
+
+@pytest.mark.parametrize("more", [b"\xff", pb.ProposeTokensResponse(wire_version=1).SerializeToString()])
+async def test_what_nobody_asked_for_ends_its_stream_and_is_told(more: bytes) -> None:
+    """It was passed over in silence, and nobody knew of a peer that talks garbage."""
+    proposes, ends = _Unrequested(more), list[WrongAnswer | None]()
+    async with talking_garbage(_garbage_at_once, proposes.__call__) as channel:
+        exchange = Exchange(DraftServiceStub(channel).ProposeTokens)
+        exchange.tell_ends(ends.append)
+        for count in (1, 2):
+            assert await ask(exchange, "one") == "one"
+            await until(lambda count=count: len(ends) == count)  # type: ignore[misc]
+    assert [type(one) for one in ends] == [WrongAnswer] * 2
+    assert proposes.stream_count == 2
 
 
 @pytest.mark.review
