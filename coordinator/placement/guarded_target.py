@@ -1,11 +1,12 @@
 """A target replica behind its circuit: it is given up when its calls fail although its health check succeeds.
 
 Owns the rule of what counts as a failure:
-- A call that fails as a whole is a failure; `FAILURES_TO_OPEN` in a row open the circuit. A single row that breaks every
-  group it is in does not open it: between its failures other calls succeed.
+- A call that fails as a whole is a failure; `FAILURES_TO_OPEN` in a row open the circuit. A single row that breaks
+  every group it is in does not open it: between its failures other calls succeed.
 - So do as many wrong answers, which cannot be parsed or be true, unless many right ones come between.
 - A call that times out opens the circuit at once, because another try would wait as long. If the group's own deadlines
   cut the call short, it counts only if calls of that size, to any target, take far less.
+- A target that answers no checks while it owes an answer has timed out too: its network may lose large messages alone.
 """
 
 from bisect import bisect_left
@@ -67,6 +68,7 @@ class GuardedTarget:
         self._vocabulary_size = vocabulary_size
         self._usual = usual
         self._clock = clock
+        self._under_way_count = 0
 
     @property
     def is_given_up(self) -> bool:
@@ -75,6 +77,7 @@ class GuardedTarget:
     async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
         """Ask the target. Raise the call's error, or WrongAnswer when its answer cannot be true."""
         began_s, token_count = self._clock(), sum(len(row.token_ids) + len(row.draft_token_ids) for row in rows)
+        self._under_way_count += 1
         try:
             verdicts = await self._remote.verify(rows, timeout_s)
             check_verdicts(rows, verdicts, self._vocabulary_size)
@@ -92,9 +95,16 @@ class GuardedTarget:
         except BaseException:
             self.circuit.gave_up()
             raise
+        finally:
+            self._under_way_count -= 1
         self._usual.add(token_count, self._clock() - began_s)
         self.circuit.succeeded()
         return verdicts
+
+    def lost(self) -> None:
+        """Note that it answers no checks any more. Where it owes an answer too, it may hang again for the next rows."""
+        if self._under_way_count:
+            self.circuit.failed(is_certain=True)
 
     def tried(self) -> None:
         """Note the end of a round. If it was the trial but made no call, the next round is the trial."""

@@ -15,7 +15,7 @@ from coordinator.replicas.stickiness import SentBeginnings, SentTo
 from coordinator.requests.generation import Generation
 from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError
-from paceline.types import CircuitState, ModelDescription, ReplicaDescription
+from paceline.types import CircuitState, ModelDescription, ReplicaDescription, ReplicaState
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,8 @@ class Target:
 
     def stop(self) -> None:
         if self._rounds and not self._is_stopping:
+            if self.replica.state is ReplicaState.DOWN and self._serving:
+                self._serving.guard.lost()
             self._is_stopping = True
             self._rounds.cancel()
 

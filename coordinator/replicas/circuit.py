@@ -4,9 +4,9 @@ Owns the decision only; the caller reports the outcome of each call. Failures op
 nothing is called. After a pause, which doubles with every failed trial, it lets one call at a time through. A success
 closes it.
 
-Failures count in a row, because an error may be the fault of a single request. A wrong answer, one that cannot be parsed
-or cannot be true, is nobody else's fault. So it counts for longer: only many right ones make up for it, and a circuit
-that opens for it stays open for longer each time.
+Failures count in a row, because an error may be the fault of a single request. A wrong answer, one that cannot be
+parsed or cannot be true, is nobody else's fault. So it counts for longer: only many right ones make up for it. A
+circuit that opens for wrong answers, or again for a call without an answer, stays open for longer each time.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,9 @@ FIRST_PAUSE_S = 0.5
 MAX_PAUSE_S = 30.0
 SUCCESSES_TO_FORGET = 20
 """Successes in a row after which the next pause is short again."""
+WELL_TO_FORGET_S = 60.0
+"""Least seconds from the end of a pause to then: where a network loses large messages alone, many small calls succeed
+before the next one hangs."""
 RIGHT_FOR_A_WRONG = 10
 """Right answers that make up for a wrong one: a service that answers more than one call in eleven wrongly is called no
 more, in whatever order they come."""
@@ -43,6 +46,7 @@ class Circuit:
         self._successes = 0
         self._pause_s = FIRST_PAUSE_S
         self._tries_again_at = 0.0
+        self._forgets_at = 0.0
 
     @property
     def state(self) -> CircuitState:
@@ -69,7 +73,7 @@ class Circuit:
         self._wrong = max(0.0, self._wrong - 1 / RIGHT_FOR_A_WRONG)
         self._successes += 1
         self._state = CircuitState.CLOSED
-        if self._successes >= SUCCESSES_TO_FORGET:
+        if self._successes >= SUCCESSES_TO_FORGET and self._clock() >= self._forgets_at:
             self._pause_s = FIRST_PAUSE_S
 
     def failed(self, *, is_certain: bool = False, is_wrong: bool = False) -> None:
@@ -81,7 +85,8 @@ class Circuit:
         if is_wrong:
             self._wrong = min(self._wrong + 1, self._failures_to_open)
         is_too_wrong = is_wrong and self._wrong >= self._failures_to_open
-        if self._state is CircuitState.HALF_OPEN or is_too_wrong:
+        is_back_in_vain = is_certain and self._clock() < self._forgets_at
+        if self._state is CircuitState.HALF_OPEN or is_too_wrong or is_back_in_vain:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self._open()
         elif is_certain or self._failures >= self._failures_to_open:
@@ -96,3 +101,4 @@ class Circuit:
         self._state = CircuitState.OPEN
         # Up to half of the pause is random, so that coordinators do not come back to a service all at once.
         self._tries_again_at = self._clock() + self._pause_s * (1 + self._jitter()) / 2
+        self._forgets_at = self._tries_again_at + WELL_TO_FORGET_S

@@ -13,7 +13,7 @@ from paceline.errors import CallTimedOut, NoChoice, PacelineError, PeerFailed, P
 from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
 from tests.coordinators import Dispatched, dispatching
 from tests.fakes.dispatches import output, submit, until, whole
-from tests.fakes.model_services import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier
+from tests.fakes.model_services import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier, HeldVerifier
 from tests.scrapes import value
 
 pytestmark = pytest.mark.review
@@ -75,7 +75,9 @@ async def test_a_target_whose_every_second_answer_is_wrong_is_given_up() -> None
         with capture_logs() as lines:
             for first in range(0, 200, 8):
                 requests = [submit(running, prompt(n)) for n in range(first, first + 8)]
-                assert await asyncio.gather(*map(output, requests)) == [whole(prompt(n)) for n in range(first, first + 8)]
+                assert await asyncio.gather(*map(output, requests)) == [
+                    whole(prompt(n)) for n in range(first, first + 8)
+                ]
         assert running.dispatcher.describe()[0].circuit is CircuitState.OPEN
     assert len(wrong.calls) < 4 * FAILURES_TO_OPEN
     given_up = [one for one in lines if one["event"] == "a group failed" and one["target_given_up"]]
@@ -195,6 +197,35 @@ async def test_requests_that_break_any_call_keep_others_waiting_for_a_few_pauses
         assert await asyncio.gather(*map(output, healthy)) == [whole(prompt(n)) for n in range(4)]
         for request in poisoned:
             running.dispatcher.abandon(request)
+
+
+async def test_a_target_that_is_lost_with_a_call_under_way_comes_back_on_trial() -> None:
+    """Where a network loses large messages alone, it got all requests again as soon as it answered a check."""
+    verifier, monotonic = HeldVerifier(0), Clock()
+    async with dispatching([], [verifier], batch_size=4, clocks=Clocks(circuits=monotonic)) as running:
+        requests = [submit(running, prompt(n)) for n in range(4)]
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await lost_and_found(running, verifier)
+        assert running.dispatcher.describe()[0].circuit is CircuitState.OPEN
+        verifier.open.set()
+        monotonic.advance(1.0)
+        running.dispatcher.distribute()
+        assert await asyncio.gather(*map(output, requests)) == [whole(prompt(n)) for n in range(4)]
+        assert len(verifier.calls[0]) == 1
+        await until(lambda: running.dispatcher.live_count == 0)
+        await lost_and_found(running, verifier)
+        assert running.dispatcher.describe()[0].circuit is CircuitState.CLOSED, "it owed nothing"
+
+
+async def lost_and_found(running: Dispatched, verifier: FakeVerifier) -> None:
+    """Let the first target answer no checks until it is down, and then again."""
+    verifier.away = CallTimedOut("no answer")
+    while running.targets[0].is_up:
+        await running.targets[0].look()
+    await until(lambda: running.dispatcher.live_count == 0)
+    verifier.away = None
+    await running.targets[0].look()
 
 
 async def test_a_trial_is_one_output_of_a_request_of_several() -> None:

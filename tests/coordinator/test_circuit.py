@@ -10,6 +10,7 @@ from coordinator.replicas.circuit import (
     MAX_PAUSE_S,
     RIGHT_FOR_A_WRONG,
     SUCCESSES_TO_FORGET,
+    WELL_TO_FORGET_S,
     Circuit,
 )
 from paceline.types import CircuitState
@@ -70,6 +71,7 @@ def test_pauses_double_up_to_the_longest_and_are_forgotten_after_enough_successe
 
     clock.now_s += MAX_PAUSE_S
     assert circuit.allows()
+    clock.now_s += WELL_TO_FORGET_S
     for _ in range(SUCCESSES_TO_FORGET):
         circuit.succeeded()
     for _ in range(FAILURES_TO_OPEN):
@@ -110,6 +112,25 @@ def test_a_service_whose_every_second_answer_is_wrong_is_called_ever_more_rarely
             is_right = not is_right
         clock.advance(0.1)
     assert wrong_count < 10 + 3600 * hours / MAX_PAUSE_S
+
+
+def test_a_service_that_hangs_now_and_then_between_good_calls_is_tried_ever_more_rarely() -> None:
+    """A network that loses large messages alone: small calls went well at once, so the pauses stayed short."""
+    clock = Clock()
+    circuit = Circuit(clock, jitter=lambda: 1.0)
+    hung_count, good_count = 0, 0
+    while clock() < 100.0 + 3600.0:
+        if not circuit.allows():
+            clock.advance(0.1)
+        elif good_count < 2 * SUCCESSES_TO_FORGET:
+            clock.advance(0.1)
+            circuit.succeeded()
+            good_count += 1
+        else:
+            clock.advance(3.0)
+            circuit.failed(is_certain=True)
+            hung_count, good_count = hung_count + 1, 0
+    assert hung_count < 10 + 3600.0 / MAX_PAUSE_S
 
 
 def test_calls_under_way_when_it_opens_do_not_close_it() -> None:
