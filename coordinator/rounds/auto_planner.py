@@ -48,8 +48,8 @@ FIRST_COUNTS = (4, 0, 8, 2, 1)
 """Counts measured first."""
 FIRST_WINDOWS = 12
 """Windows in which the first counts must be measured: a draft service that is away is not waited for."""
-NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.0025, 0.0015, 0.00025
-"""Share of all time that trials of a count may lose in the end. NONE: asking nobody, which may be a tenth better for
+NONE_SHARE, NEAR_SHARE, FAR_SHARE = 0.005, 0.003, 0.0005
+"""Share of all time that trials of a count may lose at first. NONE: asking nobody, which may be a tenth better for
 another text. NEAR: neighbours of the best, or the best count above none while nobody is asked. FAR: all others."""
 AUTO_LEEWAY = 4.0
 """`auto` asks a slow draft for fewer tokens by itself. It times whole rounds; their parts say too little to overrule

@@ -15,8 +15,8 @@ from coordinator.rounds.trial_share import trial_share
 from coordinator.smoothing import smoothed
 from paceline.types import DraftSource
 
-SHARE = 0.0025
-"""Share of all time that trials of a kind may lose in the end."""
+SHARE = 0.005
+"""Share of all time that trials of a kind may lose at first."""
 AT_ONCE = 4.0
 """Time that they may lose at first, or after a long time without any. One that loses more waits until it is made up."""
 LEAST = 0.03
