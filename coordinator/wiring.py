@@ -238,7 +238,12 @@ def _sources(
 def _round_limits(target: ModelDescription) -> RoundLimits:
     cache = target.cache
     return RoundLimits(
-        target.vocabulary_size, cache.prefill_chunk_tokens, cache.token_bytes, cache.page_tokens, target.max_rows
+        target.vocabulary_size,
+        cache.prefill_chunk_tokens,
+        cache.token_bytes,
+        cache.page_tokens,
+        target.max_rows,
+        target.heads_draft_count,
     )
 
 

@@ -157,13 +157,14 @@ class Outlook:
             return HeadsUse(expected.count, expected.tokens, expected.worth - copies.worth)
         chance = 1.0 - self.guess_chances[expected.source][expected.count - 1]
         is_used_at_once = prices.further_count > 0 and expected.count <= len(self.heads_chances)
-        price = prices.drafted + (prices.heads if is_used_at_once else prices.heads / chance if chance else inf)
+        used = 1.0 if is_used_at_once else chance
+        price = prices.drafted + (prices.heads / used if used else inf)
         count = _worthwhile(self.heads_chances, price)
         heads = _option(DraftSource.HEADS, self.heads_chances[:count], prices.drafted)
         if self.prefers(ask, heads):
             return HEADS_UNUSED
-        # Made in any case, and verified by that chance.
-        return HeadsUse(count, chance * heads.tokens, chance * heads.worth - prices.heads * count, chance)
+        # Made in any case, and verified in the further round, or else by that chance.
+        return HeadsUse(count, used * heads.tokens, used * heads.worth - prices.heads * count, chance)
 
     def most_heads(self, copies: Option, prices: Prices, *, are_useful: bool = True) -> HeadsUse:
         """Return all that the target's heads can draft; if not `are_useful`, a draft service's drafts are used."""

@@ -41,6 +41,12 @@ class RoundLimits:
     """Tokens of a page of the target's cache, which is freed in whole pages; 0 if unknown."""
     max_rows: int = 0
     """Most rows of a call to the target; 0 if unknown."""
+    heads_count: int = 0
+    """Most tokens that the target's heads draft for a row."""
+
+    def allows_further(self, draft: Draft) -> bool:
+        """Return whether further rounds may follow a draft: what follows a long copy is a copy, which heads end."""
+        return len(draft.token_ids) <= self.heads_count
 
 
 async def run_round(
@@ -74,7 +80,12 @@ async def run_round(
     further = _further_here(further, shares, drafts)
     rows = [
         _verify_row(
-            one, draft, share, wish, further, draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone)
+            one,
+            draft,
+            share,
+            wish,
+            further if limits.allows_further(draft) else NONE_FURTHER,
+            draft_is_idle=not prompts and (draft.leaves_models_idle or is_alone),
         )
         for (one, draft), wish, share in zip(drafts.items(), wishes.values(), shares, strict=True)
     ]
@@ -133,8 +144,6 @@ def _verify_row(
 ) -> VerifyRow:
     heads_count = one.useful_heads_count(wish.propose_count)
     further_count = further.with_heads if heads_count else further.plain
-    if len(draft.token_ids) > wish.propose_count:
-        further_count = 0  # what follows a long copy is a copy, which heads would end
     return one.verify_row(draft.token_ids, token_count, heads_count, further_count, draft_is_idle=draft_is_idle)
 
 

@@ -44,9 +44,9 @@ from tests.fakes.model_services import (
 )
 from tests.generations import generation_of
 
-LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS)
 PROMPT = (5, 6, 7)
 HEADS_COUNT = 3
+LIMITS = RoundLimits(VOCABULARY_SIZE, CHUNK_TOKENS, heads_count=HEADS_COUNT)
 DRAFTED_BY_HEADS = Wish(propose_count=HEADS_COUNT)
 
 
@@ -252,6 +252,8 @@ async def test_none_begins_after_a_long_copy() -> None:
         return Wish(source=DraftSource.SUFFIX, token_ids=copied[:count], propose_count=HEADS_COUNT)
 
     assert await asked_for(generation_of(), wish(HEADS_COUNT)) == 1
+    # Which is as long as any that heads draft, however few tokens are worth their price now.
+    assert await asked_for(generation_of(), replace(wish(HEADS_COUNT), propose_count=HEADS_COUNT - 1)) == 1
     assert await asked_for(generation_of(), wish(HEADS_COUNT + 1)) == 0
 
 

@@ -88,7 +88,9 @@ def test_a_copy_is_longer_than_what_heads_draft_if_it_is_worth_the_further_round
 
 def test_heads_draft_beside_a_copy_for_the_further_round_of_its_row() -> None:
     copying, prices = with_guess(0.99, 0.98, 0.97), replace(DEAR_HEADS, further_count=1.0)
-    assert copying.heads_use(Option(), Option(), copying.copies(prices), prices).count == 2
+    use = copying.heads_use(Option(), Option(), copying.copies(prices), prices)
+    assert use.count == 2
+    assert use.tokens == pytest.approx(0.7 + 0.5)  # whatever becomes of the copy
 
 
 def test_heads_draft_nothing_for_a_row_that_asks_a_better_draft_service() -> None:
