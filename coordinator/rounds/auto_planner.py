@@ -107,7 +107,7 @@ class AutoPlanner:
     def observe(self, wishes: Mapping[Generation, Wish], report: RoundReport, cycle_s: float) -> None:
         self._outlooks.observe(wishes, report)
         is_usual = self._lanes.passed(cycle_s)
-        if report.rows and not report.prepared_count and is_usual:
+        if report.rows and is_usual:
             own = _size_class(len(wishes))
             self._recent.append((own, RoundWork.of(report)))
             works = [work for size, work in self._recent if size == own]

@@ -56,7 +56,8 @@ class CostCounts:
         """Count a round that took `round_s` with all that its rows waited for."""
         is_empty = not report.rows and not report.prompt_token_count
         # Hops of another round say nothing of what its rows cost.
-        if not (is_empty or report.draft_error or report.prepared_count):
+        is_prepared = any(one.prepared_wait_s is not None for one in report.draft_calls.values())
+        if not (is_empty or report.draft_error or is_prepared):
             self._add_calls(report, round_count_at_once, round_s)
             for row in report.all_rows:
                 self._add_row(row)

@@ -178,12 +178,15 @@ class RoundCosts:
         """Mean passes of the latest rounds of this size: what ran beside them is shared among these."""
         self.share = 1.0
         """Of the rounds of a cycle, those of this size: what is one's own is so much of it."""
+        self._waited_shares: dict[str, float] = {}
+        """By draft model, what rounds wait for of their calls, in the mean of late: less than 1 where drafts are
+        prepared."""
 
     def as_guess(self) -> "RoundCosts":
         """Return costs that begin with these, and soon follow what they learn themselves."""
         guess = RoundCosts()
         guess.unit_s, guess._prices, guess._call_places = self.unit_s, [*self._prices], {**self._call_places}
-        guess._variance = self._variance
+        guess._variance, guess._waited_shares = self._variance, {**self._waited_shares}
         guess._fade_to(TRACE, self._sums)
         return guess
 
@@ -209,7 +212,8 @@ class RoundCosts:
     def price(self, part: str, model: str = "") -> float:
         """Return the price of one unit of a part, in each round of this size."""
         if part in _CALL_PLACES:
-            return self.share * self._call_prices(model)[_CALL_PLACES[part]]
+            waited = self._waited_shares.get(model, 1.0)
+            return self.share * waited * self._call_prices(model)[_CALL_PLACES[part]]
         return self.share * self._prices[_TARGET_PLACES[part]]
 
     def drafted_price(self, bend_count: float) -> float:
@@ -224,7 +228,7 @@ class RoundCosts:
         amounts = work.target_amounts()
         time, passes = self._sum(amounts), amounts[_TARGET_PLACES[CONSTANT]] / self.pass_count
         for model, call in (work.draft_calls or {}).items():
-            time = sum(map(mul, self._call_prices(model), _call_amounts(call)), time)
+            time += self._waited_shares.get(model, 1.0) * self._call_time(model, call)
         time = self.share * time + (1 - self.share) * passes * self._sum(self._beside)
         return max(LEAST, time + self._rest(work.step_count))
 
@@ -248,6 +252,7 @@ class RoundCosts:
         The others ran in it too, in other lanes; those `beside` had groups of other sizes.
         """
         self._give_places(dict.fromkeys(model for one in (*beside, *works) for model in one.draft_calls or ()))
+        self._note_waits(works[-1].draft_calls or {})
         own, others = [*map(self._amounts, works)], [*map(self._amounts, beside)]
         self._beside, self.share = _mean(others), len(works) / (len(works) + len(others))
         self.pass_count = _mean(own)[_TARGET_PLACES[CONSTANT]]
@@ -297,8 +302,21 @@ class RoundCosts:
         amounts += [0.0] * (len(self._prices) - len(amounts))
         for model, call in (work.draft_calls or {}).items():
             if (place := self._call_places.get(model)) is not None:
-                amounts[place : place + len(CALL_PARTS)] = _call_amounts(call)
+                waited = self._waited_share(model, call)
+                amounts[place : place + len(CALL_PARTS)] = [waited * one for one in _call_amounts(call)]
         return amounts
+
+    def _note_waits(self, calls: Mapping[str, DraftCall]) -> None:
+        for model in calls.keys() & self._call_places:
+            waited, before = self._waited_share(model, calls[model]), self._waited_shares.get(model, 1.0)
+            self._waited_shares[model] = smoothed(before, waited)
+
+    def _waited_share(self, model: str, call: DraftCall) -> float:
+        """Return what a round waited for of a call's time; the rest went on in the background."""
+        if call.prepared_wait_s is None:
+            return 1.0
+        whole_s = self.unit_s * self._call_time(model, call)
+        return min(1.0, call.prepared_wait_s / whole_s) if whole_s else 0.0
 
     def _give_places(self, models: Collection[str]) -> None:
         """Give places to the models that are asked now, as far as there are any: none loses its own to another."""
@@ -316,6 +334,7 @@ class RoundCosts:
         if (oldest := next(iter(self._call_places))) in asked:
             return None
         place = self._call_places.pop(oldest)
+        self._waited_shares.pop(oldest, None)
         self._prices[place : place + len(CALL_PARTS)] = FIRST_CALL_PRICES
         self._sums = {models: one for models, one in self._sums.items() if oldest not in models}
         self._learned &= self._sums.keys()
@@ -331,6 +350,11 @@ class RoundCosts:
         """Return the prices of `CALL_PARTS`."""
         place = self._call_places.get(model)
         return FIRST_CALL_PRICES if place is None else self._prices[place : place + len(CALL_PARTS)]
+
+    def _call_time(self, model: str, call: DraftCall) -> float:
+        """Return the time of a call that a round waits for."""
+        time: float = sum(map(mul, self._call_prices(model), _call_amounts(call)))
+        return time
 
     def _note_drift(self, ratio: float) -> None:
         self._drift = smoothed(self._drift, ratio, DRIFT_MEMORY)

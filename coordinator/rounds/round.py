@@ -129,7 +129,6 @@ def _report(
         prompt_token_count=taken.prompt_token_count,
         failed=taken.failed,
         draft_calls=calls,
-        prepared_count=sum(one.prepared_count for one in asked.values()),
         heads_count=taken.heads_count,
         others_s=timing.others_s + max((one.others_s for one in asked.values()), default=0.0),
         target_worked_s=timing.worked_s,

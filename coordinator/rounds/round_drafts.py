@@ -5,7 +5,7 @@ A failed call or row costs speed and never output. It knows nothing of the targe
 
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from coordinator.protocols import Deadline, Drafter
@@ -50,11 +50,6 @@ class Asked:
     @property
     def others_s(self) -> float:
         return self.result.timing.others_s if isinstance(self.result, Proposals) else 0.0
-
-    @property
-    def prepared_count(self) -> int:
-        results = self.result.results if isinstance(self.result, Proposals) else ()
-        return sum(isinstance(one, Proposal) and one.prepared for one in results)
 
 
 async def ask_drafts(
@@ -103,7 +98,10 @@ async def _ask(
         proposals = await drafter.propose(list(rows.values()), deadline)
     except PacelineError as error:
         return Asked(rows, call, error, HopTime(wire_s=clock() - began))
-    return Asked(rows, call, proposals, HopTime.of(clock() - began, proposals.timing))
+    took_s = clock() - began
+    if any(isinstance(one, Proposal) and one.prepared for one in proposals.results):
+        call = replace(call, prepared_wait_s=took_s)
+    return Asked(rows, call, proposals, HopTime.of(took_s, proposals.timing))
 
 
 def _asking(model: str, wishes: Mapping[Generation, Wish]) -> list[Generation]:

@@ -51,6 +51,8 @@ class DraftCall:
     """Tokens that all rows asked for."""
     caught_up_count: int
     """Tokens that the service had missed and took in first."""
+    prepared_wait_s: float | None = None
+    """Seconds that the round waited for drafts that were prepared; None: it waited for the call's answer."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,6 @@ class RoundReport:
     """Generations whose row failed for good, with the error."""
     draft_calls: Mapping[str, DraftCall] = field(default_factory=dict)
     """Calls for drafts, by model."""
-    prepared_count: int = 0
-    """Rows whose drafts were made before they were asked for: their time says nothing of what drafts cost."""
     heads_count: int = 0
     """Tokens that the target's heads were asked for, after the rows that committed."""
     others_s: float = 0.0

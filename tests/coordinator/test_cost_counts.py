@@ -93,7 +93,7 @@ def test_outputs_differ_by_more_than_luck_only_if_their_texts_do(rates: list[flo
         report([RowReport(0, 0, 1)]),
         report([RowReport(1, 0, 1, DraftSource.SUFFIX)]),
         report([row(1, 0)], PeerUnavailable("gone")),
-        replace(report([row(1, 0)]), prepared_count=1),
+        replace(report([row(1, 0)]), draft_calls={MODEL: DraftCall(1, 1, 1, 0, prepared_wait_s=0.0)}),
     ],
     ids=["no drafts", "drafts of another source", "a draft service that failed", "drafts that were made before"],
 )

@@ -53,6 +53,23 @@ def test_the_time_of_a_round_is_foreseen_from_its_parts() -> None:
     assert costs.price(CAUGHT_UP, MODEL) * costs.unit_s == pytest.approx(0.05 / 1000, rel=0.3)
 
 
+@pytest.mark.parametrize(("waited_share", "expected_share"), [(0.0, 0.5), (0.5, 0.75)])
+def test_a_call_costs_what_rounds_wait_for_it_in_the_mean(waited_share: float, expected_share: float) -> None:
+    """Every second call is of drafts that were prepared, which were there at once or after a part of the time."""
+    costs = RoundCosts()
+    for number in range(800):
+        done, call_s = work(4 * (number % 4 in (1, 2))), (2 + 4) / 1000
+        took_s = seconds(done)
+        if done.draft_calls and number % 2:
+            wait_s = waited_share * call_s
+            took_s += wait_s - call_s
+            done = replace(done, draft_calls={MODEL: replace(done.draft_calls[MODEL], prepared_wait_s=wait_s)})
+        costs.add([done], took_s)
+        costs.fit()
+    more_s = (costs.predict(work(4)) - costs.predict(replace(work(4), draft_calls={}))) * costs.unit_s
+    assert more_s == pytest.approx(expected_share * call_s, rel=0.1)
+
+
 def test_no_price_is_ever_below_nothing() -> None:
     """Rounds with more drafts that happen to be faster must not make drafts a gain."""
     costs = RoundCosts()

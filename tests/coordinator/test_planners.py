@@ -188,10 +188,15 @@ def learn(planner: AutoPlanner, rounds: int, **told: Any) -> None:
         planned = following
 
 
-def test_rounds_whose_drafts_were_prepared_say_nothing_of_what_drafts_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that was made before it was asked for looks free."""
-    monkeypatch.setattr(_Search, "observe", lambda *_, **__: pytest.fail("a price was learned"))
-    learn(AutoPlanner(1), 2 * WINDOW, prepared_count=1)
+FAR = replace(PAIR, hop_s=0.02, verify_s=0.03, verified_token_s=0.0001, acceptance=0.3)
+
+
+@pytest.mark.parametrize("prepared_share", [0.0, 0.7])
+def test_a_far_draft_is_asked_where_what_it_prepares_makes_up_for_its_way(prepared_share: float) -> None:
+    world = replace(FAR, prepared_share=prepared_share)
+    pays = best_fixed(world) > 1.05 * world.goodput(0)
+    assert pays == (prepared_share > 0)
+    assert reached(world, rounds=1000, settled=500) >= CLOSE
 
 
 def test_a_round_counts_for_the_count_with_which_it_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:

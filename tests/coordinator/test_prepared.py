@@ -232,21 +232,21 @@ def is_ready(drafter: PreparedDrafter, row: ProposeRow) -> bool:
     return len(drafter._choices.drafts(row)) == row.draft_count
 
 
-async def test_a_round_tells_for_how_many_rows_drafts_were_prepared() -> None:
-    """`auto` learns no price from it: the time of such drafts passed before it asked."""
+async def test_a_round_tells_how_long_it_waited_for_drafts_that_were_prepared() -> None:
+    """For the prices of `auto`: a call took longer, and nobody waited for it."""
     time = FakeTime()
 
-    async def rounds() -> list[int]:
+    async def rounds() -> list[float | None]:
         drafter, verifier = prepared_of(time, PreparingDrafter(time, 1.0)), TimedVerifier(time)
         group = [generation_of(PROMPT, name=name) for name in "ab"]
         limits = RoundLimits(vocabulary_size=VOCABULARY_SIZE, prefill_chunk_tokens=CHUNK_TOKENS)
-        found = list[int]()
+        found = list[float | None]()
         for _ in range(3):
             report = await run_round(asking(group, [3, 3]), {MODEL: drafter}, verifier, limits, clock=time.clock)
-            found.append(report.prepared_count)
+            found.append(report.draft_calls[MODEL].prepared_wait_s)
         return found
 
-    assert await time.run(rounds()) == [0, 2, 2]
+    assert await time.run(rounds()) == [None, 0.0, 0.0]
 
 
 async def test_a_hit_is_answered_at_once_and_the_service_is_told_in_order() -> None:

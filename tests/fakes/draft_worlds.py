@@ -77,6 +77,8 @@ class World:
     """Extra seconds of a verify for each row with a prompt; such a row then has `OUTPUT_TOKENS`."""
     draft_prompt_s: float = 0.0
     """Extra seconds of the first drafting for such a row."""
+    prepared_share: float = 0.0
+    """Share of calls for drafts that no round waits for, because its drafts were prepared."""
     heads_count: int = 0
     """Most tokens that the target's heads draft."""
     heads_acceptance: float = 0.0
@@ -104,8 +106,9 @@ class World:
         tokens = fmean(_Hope.of(draft_count, min(1.0, max(0.0, rate)), self.later_acceptance).tokens for rate in rates)
         noise = math.exp(self.jitter**2 / 2) * (1 + (SPIKE - 1) * self.spike_share)
         counts = [draft_count] * self.group_size
-        executed_s = self.propose_s(counts) + self.verify_executed_s(counts)
-        return self.group_size * tokens / (self.hop_s * (1 + (draft_count > 0)) + executed_s * noise)
+        hop_s, waited = self.hop_s, (1 - self.prepared_share) * (draft_count > 0)
+        propose_s = waited * (hop_s + self.propose_s(counts) * noise)
+        return self.group_size * tokens / (hop_s + propose_s + self.verify_executed_s(counts) * noise)
 
     def heads_goodput(self, count: int) -> float:
         """Return tokens a second if the heads draft so many tokens for each round, and nothing else drafts."""
@@ -229,6 +232,7 @@ class _Lane:
     unseen: set[Generation] = field(default_factory=set)
     """Generations whose prompt the draft has not seen."""
     caught_up_count: int = 0
+    is_prepared: bool = False
     is_decoding: bool = True
     token_count: float = 0.0
     """Tokens since a generation ended."""
@@ -305,6 +309,9 @@ class _Simulation:
         lane.drafted = [wish.asked_count or len(wish.token_ids) for wish in lane.wishes.values()]
         work_s = self._catch_up_s(lane)
         if not max(lane.counts):
+            return now_s
+        lane.is_prepared = world.prepared_share > 0 and self._rng.random() < world.prepared_share
+        if lane.is_prepared:
             return now_s
         work_s = self._noisy(world.propose_s(lane.counts) + work_s, world)
         began_s = max(now_s, self._draft_free_s)
@@ -394,7 +401,8 @@ def _drafted_by_heads(generation: Generation, token_ids: Sequence[int], world: W
 
 def _call(lane: _Lane) -> DraftCall:
     counts = [count for count in lane.counts if count]
-    return DraftCall(len(counts), max(counts), sum(counts), lane.caught_up_count)
+    prepared_wait_s = 0.0 if lane.is_prepared else None
+    return DraftCall(len(counts), max(counts), sum(counts), lane.caught_up_count, prepared_wait_s)
 
 
 def _note_missed(generation: Generation, count: int) -> None:
