@@ -212,7 +212,8 @@ class RoundCosts:
     def price(self, part: str, model: str = "") -> float:
         """Return the price of one unit of a part, in each round of this size."""
         if part in _CALL_PLACES:
-            waited = self._waited_shares.get(model, 1.0)
+            # Nothing is prepared for a row of which the service lacks tokens: a round waits for all that it takes in.
+            waited = 1.0 if part == CAUGHT_UP else self._waited_shares.get(model, 1.0)
             return self.share * waited * self._call_prices(model)[_CALL_PLACES[part]]
         return self.share * self._prices[_TARGET_PLACES[part]]
 

@@ -70,6 +70,21 @@ def test_a_call_costs_what_rounds_wait_for_it_in_the_mean(waited_share: float, e
     assert more_s == pytest.approx(expected_share * call_s, rel=0.1)
 
 
+def test_what_a_draft_service_missed_costs_all_of_its_time_however_much_is_prepared_in_other_rounds() -> None:
+    """It counted as little as a prepared call: long prompts were brought to draft services, and tried, for nothing."""
+    costs, rng = RoundCosts(), random.Random(1)
+    for number in range(800):
+        done = work(rng.choice([0, 1, 2, 4, 8]), caught_up=rng.choice([50, 100, 200]) if number % 20 == 0 else 0)
+        took_s = seconds(done)
+        if (call := (done.draft_calls or {}).get(MODEL)) and not call.caught_up_count and number % 4:
+            took_s = seconds(replace(done, draft_calls={}))
+            done = replace(done, draft_calls={MODEL: replace(call, prepared_wait_s=0.0)})
+        costs.add([done], took_s)
+        costs.fit()
+    assert costs.price(CALL, MODEL) * costs.unit_s < 0.5 * 2 / 1000
+    assert costs.price(CAUGHT_UP, MODEL) * costs.unit_s == pytest.approx(0.05 / 1000, rel=0.3)
+
+
 def test_no_price_is_ever_below_nothing() -> None:
     """Rounds with more drafts that happen to be faster must not make drafts a gain."""
     costs = RoundCosts()
