@@ -15,7 +15,7 @@ from coordinator.replicas.stickiness import SentBeginnings, SentTo
 from coordinator.requests.generation import Generation
 from coordinator.rounds.scheduler import Scheduler
 from paceline.errors import PacelineError
-from paceline.types import CircuitState, ModelDescription, ReplicaDescription, ReplicaState
+from paceline.types import CircuitState, ModelDescription, ReplicaDescription
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Target:
 
     def stop(self) -> None:
         if self._rounds and not self._is_stopping:
-            if self.replica.state is ReplicaState.DOWN and self._serving:
+            if self.replica.is_silent and self._serving:
                 self._serving.guard.lost()
             self._is_stopping = True
             self._rounds.cancel()

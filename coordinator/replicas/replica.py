@@ -68,6 +68,11 @@ class Replica(Generic[RemoteT_co]):
         return self.state is ReplicaState.UP
 
     @property
+    def is_silent(self) -> bool:
+        """Whether it was lost because it answers no checks."""
+        return self._failed_checks >= FAILED_CHECKS_TO_LOSE
+
+    @property
     def _was_found(self) -> bool:
         """Whether the latest look or call found it there, to be used or about to go."""
         return self.state in (ReplicaState.UP, ReplicaState.DRAINING)

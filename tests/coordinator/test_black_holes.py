@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from coordinator.placement.guarded_target import FAILURES_TO_OPEN, UsualTime
 from coordinator.wiring import Clocks
 from paceline.errors import CallTimedOut, NoChoice, PacelineError, PeerFailed, PeerUnavailable
-from paceline.types import CircuitState, Proposals, Verdict, Verdicts, VerifyRow
+from paceline.types import CircuitState, ModelIdentity, Proposals, Verdict, Verdicts, VerifyRow
 from tests.coordinators import Dispatched, dispatching
 from tests.fakes.dispatches import output, submit, until, whole
 from tests.fakes.model_services import CHUNK_TOKENS, Clock, FakeDrafter, FakeVerifier, HeldVerifier
@@ -216,6 +216,21 @@ async def test_a_target_that_is_lost_with_a_call_under_way_comes_back_on_trial()
         await until(lambda: running.dispatcher.live_count == 0)
         await lost_and_found(running, verifier)
         assert running.dispatcher.describe()[0].circuit is CircuitState.CLOSED, "it owed nothing"
+
+
+async def test_a_target_in_whose_place_another_process_answers_is_not_on_trial() -> None:
+    """Where a new process takes over an address, as behind a Service, it was on trial for the call that the old one owed."""
+    verifier = HeldVerifier(0)
+    async with dispatching([], [verifier], batch_size=4) as running:
+        requests = [submit(running, prompt(n)) for n in range(4)]
+        await until(lambda: running.dispatcher.live_count == 4)
+        verifier.description = replace(verifier.description, identity=ModelIdentity("", "another"))
+        while running.dispatcher.moved_count == 0:
+            await running.targets[0].look()
+            await asyncio.sleep(0)
+        assert running.dispatcher.describe()[0].circuit is CircuitState.CLOSED
+        verifier.open.set()
+        assert await asyncio.gather(*map(output, requests)) == [whole(prompt(n)) for n in range(4)]
 
 
 async def lost_and_found(running: Dispatched, verifier: FakeVerifier) -> None:
