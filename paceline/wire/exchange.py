@@ -227,7 +227,7 @@ class _Stream:
                 if is_unasked(message):
                     self._take_unasked(message)
                     continue
-                if not self._answer(message):
+                if not self._answer(message) and not self._has_ended:  # else it was asked for, and given up
                     wrong = WrongAnswer("a message came that nobody had asked for; the peer is not compatible")
                 if wrong or message is None:  # it may be no answer: whose the next ones are is not known any more
                     self._call.cancel()

@@ -178,6 +178,41 @@ async def test_requests_given_up_before_their_stream_began_leave_no_task_behind(
         await until(lambda: asyncio.all_tasks() == before)
 
 
+class _AnswersAtTheEnd:
+    """A stream whose answer can come in the moment in which its request is given up."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._is_over = False
+
+    async def write(self, request: Any) -> None:
+        pass
+
+    async def read(self) -> Any:
+        return grpc.aio.EOF if self.answer.done() else await self.answer
+
+    def done(self) -> bool:
+        return self._is_over
+
+    def cancel(self) -> None:
+        self._is_over = True
+
+
+async def test_an_answer_in_the_moment_in_which_its_request_is_given_up_was_asked_for() -> None:
+    """The log said that the peer was not compatible."""
+    stream, ends = _AnswersAtTheEnd(), list[WrongAnswer | None]()
+    exchange = Exchange(lambda: stream)
+    exchange.tell_ends(ends.append)
+    asked = asyncio.create_task(ask(exchange, "one"))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    asked.cancel()
+    stream.answer.set_result(pb.ProposeTokensResponse(results=[pb.ProposeTokensResult(sequence_id="one")]))
+    await asyncio.wait([asked])
+    await until(lambda: bool(ends))
+    assert asked.cancelled() and ends == [None]
+
+
 async def test_that_a_peer_ends_a_stream_is_told_though_nobody_asks() -> None:
     ends: list[WrongAnswer | None] = []
     async with serving() as (servicer, address), exchange_with(address) as exchange:
