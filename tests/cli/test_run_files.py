@@ -352,3 +352,19 @@ def test_the_output_goes_to_standard_output_where_a_minus_says_so(
     assert run(AnsweringClient(), output="-").exit_code == 0
     assert [json.loads(line)["prompt"] for line in capfd.readouterr().out.splitlines()] == PROMPTS
     assert sorted(os.listdir()) == ["in.jsonl"]
+
+
+def test_standard_output_keeps_what_was_written_to_it_before(folder: Path) -> None:
+    """`>> out.jsonl` lost what was there, and of two commands with one output the first one's was left."""
+    Path("out.jsonl").write_text(json.dumps({"text": "former"}) + "\n")
+    own = os.dup(1)
+    try:
+        with Path("out.jsonl").open("ab") as file:
+            os.dup2(file.fileno(), 1)
+        codes = [run(AnsweringClient(), output="-").exit_code for _ in range(2)]
+    finally:
+        os.dup2(own, 1)
+        os.close(own)
+    assert codes == [0, 0]
+    assert outputs() == ["former", *"ABCDE", *"ABCDE"]
+    assert sorted(os.listdir()) == ["in.jsonl", "out.jsonl"]

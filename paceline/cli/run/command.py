@@ -31,7 +31,7 @@ from paceline.cli.options import (
     with_sampling_flags,
 )
 from paceline.cli.progress import progress_bar
-from paceline.cli.run.partial_outputs import PartialOutputs
+from paceline.cli.run.partial_outputs import STDOUT, PartialOutputs
 from paceline.client import Client
 from paceline.errors import InvalidRequest, MessageTooLarge, PacelineError, PeerUnavailable
 from paceline.files import check_distinct
@@ -47,8 +47,6 @@ from paceline.types import (
     Text,
 )
 
-STDOUT = Path("/dev/stdout")
-"""What `-` is for the output."""
 IN_FLIGHT = 64
 """Prompts in progress at once: enough to keep any batch full, few enough to leave the queue to others."""
 

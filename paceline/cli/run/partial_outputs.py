@@ -7,14 +7,16 @@ import fcntl
 import io
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import InvalidRequest, PacelineError
 from paceline.files import place_of, replacing, try_writing
 
+STDOUT = Path("/dev/stdout")
+"""What `-` is for the output."""
 RUN = "paceline_run"
 """Key of the first line, which describes the run."""
 
@@ -29,8 +31,8 @@ class PartialOutputs:
 
         Raise InvalidRequest when earlier answers belong to another run, or would be lost without `resume`.
         """
-        place = place_of(output)
-        # A pipe or device has no place for a file beside it.
+        # Standard output, a pipe or a device has no place for a file beside it.
+        place = None if output == STDOUT else place_of(output)
         self._has_place, place = place is not None, place or output
         self.output, self.path = output, place.parent / f"{place.name}.partial"
         self._run: Row = json.loads(json.dumps(run))
@@ -171,13 +173,27 @@ class PartialOutputs:
 
         Raise InvalidRequest when the disk refuses.
         """
-        with replacing(self.output) as beside, beside.open("wb") as whole:
+        with self._whole() as whole:
             for number in sorted((*self._places, *failures)):
                 whole.write(_line(failures[number] if number in failures else self._answer(number)))
         if again:
             self._opened().flush()
         elif self._file and self._has_place:
             self.path.unlink(missing_ok=True)
+
+    @contextmanager
+    def _whole(self) -> Iterator[IO[bytes]]:
+        """Yield the file for the whole output."""
+        if self.output != STDOUT:
+            with replacing(self.output) as beside, beside.open("wb") as whole:
+                yield whole
+            return
+        try:
+            # Opened by its name it would begin anew: what `>>` is to keep or another command wrote would be lost.
+            with open(1, "wb", closefd=False) as whole:
+                yield whole
+        except OSError as error:
+            raise InvalidRequest(f"{self.output} cannot be written: {error}", field="output") from error
 
     def _answer(self, number: int) -> Row:
         assert self._file
