@@ -267,7 +267,13 @@ class _Opened:
 
     async def _written(self, message: pb.GenerateStreamRequest) -> None:
         """Write in a task of its own: gRPC cancels a stream, and so all its calls, with a task that writes to it."""
-        await outlasting(self._write(message), self._telling)
+        try:
+            await outlasting(self._write(message), self._telling)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+            self._break()  # the write was given up with the stream, and not by who waits for it
 
     async def _write(self, message: pb.GenerateStreamRequest) -> None:
         async with self._writing:

@@ -219,7 +219,7 @@ async def test_a_target_that_is_lost_with_a_call_under_way_comes_back_on_trial()
 
 
 async def test_a_target_in_whose_place_another_process_answers_is_not_on_trial() -> None:
-    """Where a new process takes over an address, as behind a Service, it was on trial for the call that the old one owed."""
+    """Where a new process takes over an address, as behind a Service, it was on trial for what the old one owed."""
     verifier = HeldVerifier(0)
     async with dispatching([], [verifier], batch_size=4) as running:
         requests = [submit(running, prompt(n)) for n in range(4)]

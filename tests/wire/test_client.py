@@ -5,6 +5,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -17,9 +18,14 @@ from paceline.client import NO_RETRIES, Client, RetryPolicy
 from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
+from paceline.shared_stream import SharedStream
 from paceline.types import GenerationRequest, Prompt, ReceivedOutput, SamplingParameters, TokenIds
 from paceline.v1 import generation_service_pb2 as pb
-from paceline.v1.generation_service_pb2_grpc import GenerationServiceServicer, add_GenerationServiceServicer_to_server
+from paceline.v1.generation_service_pb2_grpc import (
+    GenerationServiceServicer,
+    GenerationServiceStub,
+    add_GenerationServiceServicer_to_server,
+)
 from paceline.wire import running_server
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
@@ -303,6 +309,42 @@ async def test_a_client_of_a_coordinator_that_never_answers_can_be_closed(shares
         asked.cancel()
         await asyncio.wait([asked])
     assert asked.cancelled()
+
+
+class _TakesNothing:
+    """A stream of a coordinator that reads nothing, so that writes wait."""
+
+    def __init__(self) -> None:
+        self._over = asyncio.Event()
+
+    async def initial_metadata(self) -> tuple[()]:
+        return ()
+
+    async def write(self, message: object) -> None:
+        await asyncio.Event().wait()
+
+    async def read(self) -> object:
+        await self._over.wait()
+        return grpc.aio.EOF
+
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def cancel(self) -> None:
+        self._over.set()
+
+
+async def test_who_waits_to_send_a_request_when_the_client_is_closed_gets_an_error_and_is_not_cancelled() -> None:
+    """A task that nobody cancelled ended as if somebody had, and so did what waited for it."""
+    stream = _TakesNothing()
+    stub = cast(GenerationServiceStub, SimpleNamespace(GenerateStream=lambda metadata: stream))
+    shared = SharedStream(stub, lambda: ())
+    asked = [asyncio.create_task(anext(shared.call(pb.GenerateTextRequest(), None, {}))) for _ in range(3)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    await shared.close()
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(one) for one in ends] == [PeerUnavailable] * 3
 
 
 @pytest.mark.review
