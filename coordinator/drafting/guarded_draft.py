@@ -101,7 +101,7 @@ class GuardedDraft:
             if is_cut_short and not _is_far_too_long(self._clock() - began, deadline.worth_s):
                 self._circuit.gave_up()  # its requests had little time: nobody's fault
             else:
-                self._circuit.failed(is_certain=True)
+                self._circuit.failed(is_hung=True)
                 self.replica.lose(error)
             raise
         except PacelineError as error:

@@ -87,7 +87,7 @@ class GuardedTarget:
             if is_cut_short and not self._usual.is_far_exceeded(token_count, elapsed_s):
                 self.circuit.gave_up()  # its requests had little time: nobody's fault
             else:
-                self.circuit.failed(is_certain=True)
+                self.circuit.failed(is_hung=True)
             raise
         except PacelineError as error:
             self.circuit.failed(is_wrong=isinstance(error, WrongAnswer))
@@ -104,7 +104,7 @@ class GuardedTarget:
     def lost(self) -> None:
         """Note that it answers no checks any more. Where it owes an answer too, it may hang again for the next rows."""
         if self._under_way_count:
-            self.circuit.failed(is_certain=True)
+            self.circuit.failed(is_hung=True)
 
     def tried(self) -> None:
         """Note the end of a round. If it was the trial but made no call, the next round is the trial."""

@@ -76,8 +76,11 @@ class Circuit:
         if self._successes >= SUCCESSES_TO_FORGET and self._clock() >= self._forgets_at:
             self._pause_s = FIRST_PAUSE_S
 
-    def failed(self, *, is_certain: bool = False, is_wrong: bool = False) -> None:
-        """Note a failed call; `is_certain` opens the circuit at the first failure, `is_wrong` is of a wrong answer."""
+    def failed(self, *, is_certain: bool = False, is_hung: bool = False, is_wrong: bool = False) -> None:
+        """Note a failed call. `is_certain` opens the circuit at the first failure, and so does `is_hung`.
+
+        That is of a call without an answer, `is_wrong` of a wrong answer.
+        """
         if self._state is CircuitState.OPEN:
             return  # the call was under way when the circuit opened: it says nothing new
         self._failures += 1
@@ -85,11 +88,11 @@ class Circuit:
         if is_wrong:
             self._wrong = min(self._wrong + 1, self._failures_to_open)
         is_too_wrong = is_wrong and self._wrong >= self._failures_to_open
-        is_back_in_vain = is_certain and self._clock() < self._forgets_at
+        is_back_in_vain = is_hung and self._clock() < self._forgets_at
         if self._state is CircuitState.HALF_OPEN or is_too_wrong or is_back_in_vain:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self._open()
-        elif is_certain or self._failures >= self._failures_to_open:
+        elif is_certain or is_hung or self._failures >= self._failures_to_open:
             self._open()
 
     def gave_up(self) -> None:

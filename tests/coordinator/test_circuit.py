@@ -128,7 +128,7 @@ def test_a_service_that_hangs_now_and_then_between_good_calls_is_tried_ever_more
             good_count += 1
         else:
             clock.advance(3.0)
-            circuit.failed(is_certain=True)
+            circuit.failed(is_hung=True)
             hung_count, good_count = hung_count + 1, 0
     assert hung_count < 10 + 3600.0 / MAX_PAUSE_S
 

@@ -208,6 +208,18 @@ async def test_a_draft_that_is_slower_than_it_helps_counts_as_failed(guarded: Gu
     assert states == [CircuitState.OPEN, CircuitState.CLOSED]
 
 
+async def test_a_draft_that_is_too_slow_now_and_then_is_tried_soon_each_time(guarded: Guarded) -> None:
+    """As if it hung, it was asked for nothing for up to half a minute after each time."""
+    for _ in range(8):
+        guarded.took_s = WORTH_S * 1.1
+        for _ in range(LATE_TO_FAIL):
+            await guarded.ask()
+        assert guarded.circuit.state is CircuitState.OPEN
+        guarded.took_s = WORTH_S * 0.9
+        guarded.clock.advance(FIRST_PAUSE_S)
+        assert isinstance(await guarded.ask(), Proposals)
+
+
 async def test_late_calls_between_ones_in_time_are_forgiven_and_very_fast_ones_never_late(guarded: Guarded) -> None:
     for number in range(3 * LATE_TO_FAIL):
         guarded.took_s = WORTH_S * (0.5 if number % LATE_TO_FAIL == 0 else 2)
