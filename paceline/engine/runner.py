@@ -262,17 +262,17 @@ class Runner:
 
     def release(self, sequence_ids: Iterable[str], scope: str = "") -> int:
         """Free the named sequences of the caller's scope; return how many were held."""
-        count = 0
-        for sequence_id in sequence_ids:
-            self.on_changed(scope + sequence_id)
-            self.owners.forget(scope + sequence_id)
-            self.room.forget(scope + sequence_id)
-            self._rules.forget(scope + sequence_id)
-            self._prefixes.forget(scope + sequence_id)
-            self._masks.forget(scope + sequence_id)
-            if self._heads:
-                self._heads.end(scope + sequence_id)
-            count += self.cache.release(scope + sequence_id)
+        count, names = 0, [scope + one for one in sequence_ids]
+        if self._heads:
+            self._heads.end(names)  # by one pass for all
+        for name in names:
+            self.on_changed(name)
+            self.owners.forget(name)
+            self.room.forget(name)
+            self._rules.forget(name)
+            self._prefixes.forget(name)
+            self._masks.forget(name)
+            count += self.cache.release(name)
         return count
 
     def drop_idle(self) -> int:

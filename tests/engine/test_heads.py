@@ -319,6 +319,21 @@ def test_what_goes_on_from_an_ended_sequence_drafts_as_a_new_one_does(
     assert second.draft_token_ids == tuple(drafts_of_modules(folder, target, [*text, second.next_token_id]))
 
 
+def test_sequences_that_are_freed_at_once_are_taken_in_by_one_pass(
+    pairs: dict[str, PairOfCheckpoints], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass of each reads the layers' weights again: to free 64 took longer than a round."""
+    target = pairs["Llama"].target
+    verifier = verifier_with(write_random_heads(tmp_path / "heads", "eagle", target), target)
+    names = ["a", "b", "c"]
+    for number, name in enumerate(names):
+        verified(verifier, VerifyRow(name, 0, (20 + number, *range(30, 40)), (), GREEDY, propose_count=0))
+    passes = Mock(wraps=verifier.runner.cache.attention)
+    monkeypatch.setattr(verifier.runner.cache, "attention", passes)
+    assert verifier.runner.release([*names, "unknown"]) == len(names)
+    assert passes.call_count == 1
+
+
 def test_drafts_follow_the_rule_of_their_sequence(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> None:
     """A draft is what the heads would choose by the noise that the target draws there."""
     target = pairs["Llama"].target

@@ -120,11 +120,13 @@ class HeadsDrafts:
         self._waiting.pop(sequence_id, None)
 
     @torch.inference_mode()
-    def end(self, sequence_id: str) -> None:
-        """Take in what waits of a sequence that is about to be freed: others may take its pages over."""
-        if self._layers is not None and sequence_id in self._waiting:
-            self._in_memory(lambda: self._taken_in({}, {}, sequence_id))
-        self.forget(sequence_id)
+    def end(self, sequence_ids: Sequence[str]) -> None:
+        """Take in what waits of sequences that are about to be freed: others may take their pages over."""
+        ending = self._waiting.keys() & sequence_ids
+        if self._layers is not None and ending:
+            self._in_memory(lambda: self._taken_in({}, {}, ending))
+        for one in ending:
+            self.forget(one)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[HeadsRow]) -> list[tuple[int, ...]]:
@@ -209,10 +211,12 @@ class HeadsDrafts:
             return 1
         return count
 
-    def _taken_in(self, rows: Mapping[str, HeadsRow], lengths: Mapping[str, int], ending: str = "") -> Tensor:
+    def _taken_in(
+        self, rows: Mapping[str, HeadsRow], lengths: Mapping[str, int], ending: Container[str] = ()
+    ) -> Tensor:
         """Take in what waits; return the states after each row's next token. `lengths` has those that draft.
 
-        Of a sequence that is `ending` all is taken in.
+        Of sequences that are `ending` all is taken in.
         """
         parts = [self._part(one, lengths[one], (row.next_token_id,)) for one, row in rows.items()]
         parts += self._lagging(lengths, ending)
@@ -232,7 +236,7 @@ class HeadsDrafts:
             self._drop(parts)
         return states[: len(rows)]
 
-    def _lagging(self, drafting: Container[str], ending: str = "") -> list[_Part]:
+    def _lagging(self, drafting: Container[str], ending: Container[str] = ()) -> list[_Part]:
         """Return what is to be taken in of sequences that draft nothing."""
         parts = list[_Part]()
         for one, waiting in [*self._waiting.items()]:
@@ -244,7 +248,7 @@ class HeadsDrafts:
                 # Of a pass that ran out of memory: what follows was taken over from another sequence meanwhile.
                 self.forget(one)
             # What follows the last token is not known yet.
-            elif len(waiting.features) > (1 if one == ending else MOST_WAITING):
+            elif len(waiting.features) > (1 if one in ending else MOST_WAITING):
                 parts.append(self._part(one, length))
         return parts
 
