@@ -15,11 +15,11 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from coordinator.protocols import Deadline, RemoteDraft
-from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.circuit import Circuit, Failure
 from coordinator.replicas.plausibility import check_proposals
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.stickiness import SentBeginnings, SentTo
-from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable, WrongAnswer
+from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
 from paceline.types import CircuitState, Proposals, ProposeRow, ReplicaDescription
 
 log = structlog.get_logger()
@@ -101,7 +101,7 @@ class GuardedDraft:
             if is_cut_short and not _is_far_too_long(self._clock() - began, deadline.worth_s):
                 self._circuit.gave_up()  # its requests had little time: nobody's fault
             else:
-                self._circuit.failed(is_hung=True)
+                self._circuit.failed(Failure.HUNG)
                 self.replica.lose(error)
             raise
         except PacelineError as error:
@@ -114,7 +114,7 @@ class GuardedDraft:
         return proposals
 
     def _failed(self, error: PacelineError) -> None:
-        self._circuit.failed(is_wrong=isinstance(error, WrongAnswer))
+        self._circuit.failed(Failure.of(error))
         if isinstance(error, PeerUnavailable):
             self.replica.lose(error)
         else:
@@ -126,7 +126,7 @@ class GuardedDraft:
         self._late_count = self._late_count + 1 if is_late else 0
         if is_late and (self._circuit.state is CircuitState.HALF_OPEN or self._late_count >= LATE_TO_FAIL):
             self._late_count = 0
-            self._circuit.failed(is_certain=True)
+            self._circuit.failed(Failure.LATE)
             log.warning(
                 "a draft is slower than it helps", address=self.replica.address, took_s=elapsed_s, worth_s=worth_s
             )

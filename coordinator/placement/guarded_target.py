@@ -13,9 +13,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from coordinator.protocols import Verifier
-from coordinator.replicas.circuit import Circuit
+from coordinator.replicas.circuit import Circuit, Failure
 from coordinator.replicas.plausibility import check_rollbacks, check_verdicts
-from paceline.errors import CallTimedOut, PacelineError, WrongAnswer
+from paceline.errors import CallTimedOut, PacelineError
 from paceline.types import CircuitState, RolledBack, SequenceLength, Verdicts, VerifyRow
 
 FAILURES_TO_OPEN = 3
@@ -87,10 +87,10 @@ class GuardedTarget:
             if is_cut_short and not self._usual.is_far_exceeded(token_count, elapsed_s):
                 self.circuit.gave_up()  # its requests had little time: nobody's fault
             else:
-                self.circuit.failed(is_hung=True)
+                self.circuit.failed(Failure.HUNG)
             raise
         except PacelineError as error:
-            self.circuit.failed(is_wrong=isinstance(error, WrongAnswer))
+            self.circuit.failed(Failure.of(error))
             raise
         except BaseException:
             self.circuit.gave_up()
@@ -104,7 +104,7 @@ class GuardedTarget:
     def lost(self) -> None:
         """Note that it answers no checks any more. Where it owes an answer too, it may hang again for the next rows."""
         if self._under_way_count:
-            self.circuit.failed(is_hung=True)
+            self.circuit.failed(Failure.HUNG)
 
     def tried(self) -> None:
         """Note the end of a round. If it was the trial but made no call, the next round is the trial."""

@@ -10,7 +10,9 @@ circuit that opens for wrong answers, or again for a call without an answer, sta
 """
 
 from collections.abc import Callable
+from enum import Enum, auto
 
+from paceline.errors import PacelineError, WrongAnswer
 from paceline.types import CircuitState
 
 FAILURES_TO_OPEN = 2
@@ -25,6 +27,22 @@ before the next one hangs."""
 RIGHT_FOR_A_WRONG = 10
 """Right answers that make up for a wrong one: a service that answers more than one call in eleven wrongly is called no
 more, in whatever order they come."""
+
+
+class Failure(Enum):
+    """How a call failed."""
+
+    ERROR = auto()
+    LATE = auto()
+    """Its answer came, and too late again and again to be of use. Opens the circuit at once."""
+    HUNG = auto()
+    """No answer came. Opens the circuit at once."""
+    WRONG = auto()
+    """Its answer cannot be parsed, or cannot be true."""
+
+    @classmethod
+    def of(cls, error: PacelineError) -> "Failure":
+        return cls.WRONG if isinstance(error, WrongAnswer) else cls.ERROR
 
 
 class Circuit:
@@ -76,23 +94,19 @@ class Circuit:
         if self._successes >= SUCCESSES_TO_FORGET and self._clock() >= self._forgets_at:
             self._pause_s = FIRST_PAUSE_S
 
-    def failed(self, *, is_certain: bool = False, is_hung: bool = False, is_wrong: bool = False) -> None:
-        """Note a failed call. `is_certain` opens the circuit at the first failure, and so does `is_hung`.
-
-        That is of a call without an answer, `is_wrong` of a wrong answer.
-        """
+    def failed(self, failure: Failure = Failure.ERROR) -> None:
         if self._state is CircuitState.OPEN:
             return  # the call was under way when the circuit opened: it says nothing new
         self._failures += 1
         self._successes = 0
-        if is_wrong:
+        if failure is Failure.WRONG:
             self._wrong = min(self._wrong + 1, self._failures_to_open)
-        is_too_wrong = is_wrong and self._wrong >= self._failures_to_open
-        is_back_in_vain = is_hung and self._clock() < self._forgets_at
+        is_too_wrong = failure is Failure.WRONG and self._wrong >= self._failures_to_open
+        is_back_in_vain = failure is Failure.HUNG and self._clock() < self._forgets_at
         if self._state is CircuitState.HALF_OPEN or is_too_wrong or is_back_in_vain:
             self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
             self._open()
-        elif is_certain or is_hung or self._failures >= self._failures_to_open:
+        elif failure in (Failure.LATE, Failure.HUNG) or self._failures >= self._failures_to_open:
             self._open()
 
     def gave_up(self) -> None:

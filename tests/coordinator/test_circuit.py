@@ -12,6 +12,7 @@ from coordinator.replicas.circuit import (
     SUCCESSES_TO_FORGET,
     WELL_TO_FORGET_S,
     Circuit,
+    Failure,
 )
 from paceline.types import CircuitState
 from tests.fakes.model_services import Clock
@@ -87,14 +88,14 @@ def test_wrong_answers_open_it_though_right_ones_come_between(right_count: int) 
     for _ in range(10 * RIGHT_FOR_A_WRONG):
         for _ in range(right_count):
             circuit.succeeded()
-        circuit.failed(is_wrong=True)
+        circuit.failed(Failure.WRONG)
     assert circuit.state is CircuitState.OPEN
 
 
 def test_rare_wrong_answers_are_forgiven() -> None:
     circuit = Circuit(Clock(), jitter=lambda: 1.0)
     for _ in range(100):
-        circuit.failed(is_wrong=True)
+        circuit.failed(Failure.WRONG)
         for _ in range(RIGHT_FOR_A_WRONG):
             circuit.succeeded()
     assert circuit.state is CircuitState.CLOSED
@@ -107,7 +108,7 @@ def test_a_service_whose_every_second_answer_is_wrong_is_called_ever_more_rarely
     wrong_count, is_right, hours = 0, False, 1
     while clock() < 100.0 + 3600 * hours:
         if circuit.allows():
-            circuit.succeeded() if is_right else circuit.failed(is_wrong=True)
+            circuit.succeeded() if is_right else circuit.failed(Failure.WRONG)
             wrong_count += not is_right
             is_right = not is_right
         clock.advance(0.1)
@@ -128,7 +129,7 @@ def test_a_service_that_hangs_now_and_then_between_good_calls_is_tried_ever_more
             good_count += 1
         else:
             clock.advance(3.0)
-            circuit.failed(is_hung=True)
+            circuit.failed(Failure.HUNG)
             hung_count, good_count = hung_count + 1, 0
     assert hung_count < 10 + 3600.0 / MAX_PAUSE_S
 
