@@ -2,8 +2,8 @@
 
 All systems are coordinators of one target and one draft service, so that they differ by what they ask for alone:
 clusters of a kind differ by a tenth among themselves. The choice is `auto` with every source. It learns while it
-serves, so it serves a category's prompts some times before the runs that are timed. Exit status 1 when an output of a
-timed run differs from plain decoding's.
+serves, so it serves a category's prompts again and again before the runs that are timed. Exit status 1 when an output
+of a timed run differs from plain decoding's.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Work:
     source_sets: tuple[SourceSet, ...]
     """What the choice is compared with, each with `draft_count` drafts."""
     draft_count: int
-    learning_runs: int
+    learning_rounds: int
     runs: int
     max_new_tokens: int
 
@@ -59,7 +59,7 @@ def main(
     heads: Annotated[str, typer.Option(help="Folder of heads, builtin:eagle, or none.")] = "builtin:eagle",
     prompt_count: Annotated[int, typer.Option(min=1, help="Of each category.")] = 24,
     batch_size: Annotated[int, typer.Option(min=1)] = 8,
-    learning_runs: Annotated[int, typer.Option(min=0, help="Runs of the choice before the timed ones.")] = 16,
+    learning_rounds: Annotated[int, typer.Option(min=0, help="Rounds of the choice before the timed runs.")] = 2500,
     runs: Annotated[int, typer.Option(min=1, help="Timed runs of each system.")] = 9,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
 ) -> None:
@@ -77,7 +77,7 @@ def main(
         name: [one.token_ids for one in encode_lines(lines, codec, chat=codec.has_chat_template)]
         for name, lines in chosen.items()
     }
-    work = Work(options, sets, draft_count, learning_runs, runs, max_new_tokens)
+    work = Work(options, sets, draft_count, learning_rounds, runs, max_new_tokens)
     rows = asyncio.run(measure(work, prompts))
     console.print(markdown_table(list(rows[0]), [list(row.values()) for row in rows]))
     raise typer.Exit(0 if all(row["equal"] == row["prompts"] for row in rows) else 1)
@@ -103,9 +103,16 @@ async def _compared(work: Work, models: Addresses, prompts: Prompts, watch: Watc
         }
         near = await stack.enter_async_context(Client(models.coordinator))
         expected = (await ClusterSystem(near, models, work.max_new_tokens, 0).run(prompts)).outputs
-        for _ in range(work.learning_runs):
-            await systems[CHOICE].run(prompts)
+        await _learn(systems[CHOICE], prompts, work.learning_rounds)
         return row_of(await timed_passes(systems, prompts, work.runs, watch), expected)
+
+
+async def _learn(choice: ClusterSystem, prompts: Prompts, rounds: int) -> None:
+    """Answer the prompts until so many rounds ran: later ones try other choices less often."""
+    while rounds > 0:
+        used = (await choice.run(prompts)).rounds
+        assert used
+        rounds -= used.round_count
 
 
 @asynccontextmanager
