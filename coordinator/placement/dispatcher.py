@@ -131,7 +131,7 @@ class Dispatcher:
 
     def has_fitting(self, besides: Replica[Remote]) -> bool:
         """Return whether another target is left that was seen to fit."""
-        return any(one.replica.fits for one in self._targets.values() if one.replica is not besides)
+        return any(one.is_left for one in self._targets.values() if one.replica is not besides)
 
     @property
     def _with_leaving(self) -> list[Target]:

@@ -61,6 +61,14 @@ class Target:
         return self._takes_generations and self._circuit_state is CircuitState.CLOSED
 
     @property
+    def is_left(self) -> bool:
+        """Whether it was seen to fit and is to serve, or has generations that may end here.
+
+        One that no name leads to is not to serve: it may be a pod that was taken out of its service for a closer look.
+        """
+        return self.replica.fits and (self.replica.is_named or bool(self.generations))
+
+    @property
     def room(self) -> int:
         """Generations it can be given now; 1 if its circuit was open and it may be tried."""
         if self._serving is None or not self._takes_generations:

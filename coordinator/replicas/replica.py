@@ -50,9 +50,10 @@ class Replica(Generic[RemoteT_co]):
         """Why it is down or refused; None while that is not known."""
         self.looked = asyncio.Event()
         """Set when the first look has ended."""
+        self.is_named = True
+        """Whether a name leads to it. If none does it gets nothing new, and may live for ever all the same."""
         self._check_fit = check_fit
         self._on_change = on_change
-        self._is_named = True
         self._checks = 0
         self._failed_checks = 0
         self._unasked_count = 0
@@ -101,8 +102,8 @@ class Replica(Generic[RemoteT_co]):
 
     def set_named(self, is_named: bool) -> None:
         """Note whether a name still leads to the replica. If none does, it is about to go and gets nothing new."""
-        if is_named is not self._is_named:
-            self._is_named = is_named
+        if is_named is not self.is_named:
+            self.is_named = is_named
             self._look_soon.set()
 
     async def watch(self) -> None:
@@ -133,7 +134,7 @@ class Replica(Generic[RemoteT_co]):
                 if not self._was_found:
                     # Before it is used: it may next be given a sequence that it still owes to free.
                     await self._release_owed()
-                self._set(ReplicaState.UP if self._is_named else ReplicaState.DRAINING)
+                self._set(ReplicaState.UP if self.is_named else ReplicaState.DRAINING)
             else:
                 self._set(ReplicaState.DRAINING)
             self._failed_checks = 0

@@ -118,6 +118,27 @@ async def test_a_target_that_drains_or_whose_connection_broke_is_left_still() ->
         assert await output(request) == whole((5, 6))
 
 
+async def test_a_target_that_no_name_leads_to_is_left_only_while_it_has_generations() -> None:
+    """A pod taken out of its service, to be looked at, had all targets of a new model refused while it lived."""
+    taken_out, new = target(OLD), target(OLD)
+    async with dispatching([], [taken_out, new]) as running:
+        await lose(running, 1)
+        become(new, NEW, "new")
+        request = submit(running, (5, 6), 400)
+        running.targets[0].set_named(False)
+        await running.targets[0].look()
+        await running.targets[1].look()
+        states = [one.state for one in running.targets]
+        assert states == [ReplicaState.DRAINING, ReplicaState.REFUSED]
+        assert await output(request) == whole((5, 6), 400)
+        await running.targets[0].look()
+        await running.targets[1].look()
+        assert running.targets[1].is_up
+        assert await output(submit(running, (5, 7))) == whole((5, 7), language=NEW)
+        await running.targets[0].look()
+        assert running.targets[0].state is ReplicaState.REFUSED
+
+
 async def test_a_single_target_that_restarts_as_the_same_model_goes_on_and_as_another_ends_what_waits() -> None:
     only = target(OLD)
     async with dispatching([], [only]) as running:
