@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from paceline.gateway.access import LIVENESS_PATH, BearerTokens
 from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
-from paceline.gateway.errors import HANDLERS, http_error, shutting_down
+from paceline.gateway.errors import HANDLERS, shutting_down, unserved
 from paceline.gateway.page import Page
 from paceline.gateway.request_ids import RequestIds
 from paceline.gateway.unread import ReadsAway
@@ -74,8 +74,8 @@ class _Paths:
     async def health(self, _: Request) -> Response:
         if self._gateway.running.is_draining:
             raise shutting_down()
-        if self._gateway.model.failure:
-            raise http_error(self._gateway.model.failure)
+        if not self._gateway.model.is_served:
+            raise unserved()
         return _json(WELL)
 
     async def life(self, _: Request) -> Response:

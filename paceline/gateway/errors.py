@@ -102,6 +102,11 @@ def shutting_down() -> HttpError:
     return HttpError(503, words, SERVER, headers=RETRY_SOON | {"connection": "close"})
 
 
+def unserved() -> HttpError:
+    # No more than that: whoever asks for health shows no token, and gRPC's words name addresses.
+    return HttpError(503, "no coordinator serves this gateway; its log says why", SERVER, headers=RETRY_SOON)
+
+
 def too_many(words: str, retry_after_s: float = 1.0) -> HttpError:
     headers = {"retry-after": str(max(1, math.ceil(retry_after_s)))}
     return HttpError(429, words, "rate_limit_error", code="rate_limit_exceeded", headers=headers)

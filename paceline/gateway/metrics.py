@@ -1,5 +1,7 @@
 """Metrics of the gateway."""
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from paceline.gateway.apis import APIS
@@ -9,7 +11,14 @@ USUAL_STATUSES = (200, 400, 413, 429, 499, 500, 502, 503, 504)
 
 
 class GatewayMetrics:
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, is_served: Callable[[], bool]) -> None:
+        """`is_served` tells whether a coordinator serves the gateway."""
+        available = Gauge(
+            "paceline_gateway_coordinator_available",
+            "1 while a coordinator answers the gateway and takes its token.",
+            registry=registry,
+        )
+        available.set_function(is_served)
         self.ended = Counter(
             "paceline_gateway_requests",
             "Requests for outputs that ended, by path and HTTP status.",

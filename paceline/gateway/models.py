@@ -1,12 +1,15 @@
-"""The model behind the coordinators: its name, and whether any of them answers. It is asked for in the background."""
+"""The model behind the coordinators: its name, and whether one serves the gateway. They are asked again and again."""
 
 import asyncio
 from typing import NoReturn
 
-from paceline.errors import PacelineError, PeerUnavailable
+import structlog
+
+from paceline.errors import PacelineError, PeerUnavailable, Unauthenticated
 from paceline.gateway.errors import HttpError
 from paceline.gateway.generating import Generator
 
+log = structlog.get_logger()
 INTERVAL_S = 2.0
 
 
@@ -16,8 +19,8 @@ class ServedModel:
         self._generator = generator
         self._names = names
         self._own_name = ""
-        self.failure: PacelineError | None = None
-        """Why no coordinator answers; None while one does."""
+        self.is_served = True
+        """Whether a coordinator answers, and takes the gateway's token."""
 
     async def watch(self) -> NoReturn:
         while True:
@@ -27,12 +30,16 @@ class ServedModel:
     async def look(self) -> None:
         try:
             self._own_name = (await self._generator.describe_once()).target.model_id
-            self.failure = None
-        except PeerUnavailable as error:
-            self.failure = error
+        except (PeerUnavailable, Unauthenticated) as error:
+            if self.is_served:
+                log.warning("no coordinator serves the gateway", error=str(error))
+            self.is_served = False
+            return
         except PacelineError:
-            # A coordinator that describes nothing to callers answers them all the same.
-            self.failure = None
+            pass  # one that describes nothing to callers answers them all the same
+        if not self.is_served:
+            log.info("a coordinator serves the gateway again")
+        self.is_served = True
 
     @property
     def names(self) -> tuple[str, ...]:

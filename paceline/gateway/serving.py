@@ -58,7 +58,7 @@ async def running_gateway(settings: GatewaySettings, watched: Instruments) -> As
             model,
             Running(settings.max_requests),
             BodyRoom(max(MOST_BODIES_BYTES, settings.max_body_bytes)),
-            GatewayMetrics(watched.registry),
+            GatewayMetrics(watched.registry, lambda: model.is_served),
             watched.tracer,
             settings.tool_format,
             settings.max_body_bytes,

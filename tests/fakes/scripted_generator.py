@@ -129,7 +129,8 @@ async def _app(
     await model.look()
     settings: dict[str, Any] = {"tool_format": "hermes", "max_body_bytes": 1 << 20, "timeout_s": 60.0, **own}
     bounds = Running(most), BodyRoom(most_bodies_bytes)
-    gateway = Gateway(generator, model, *bounds, GatewayMetrics(registry), tracer, **settings)
+    metrics = GatewayMetrics(registry, lambda: model.is_served)
+    gateway = Gateway(generator, model, *bounds, metrics, tracer, **settings)
     return make_app(gateway, registry, Page(), KnownTokens(tokens) if tokens else None, cors_origins), gateway
 
 

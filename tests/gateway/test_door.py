@@ -29,6 +29,7 @@ from paceline.errors import (
     PacelineError,
     PeerFailed,
     PeerUnavailable,
+    PermissionDenied,
     PromptTooLong,
     TokenizerNotFound,
     Unauthenticated,
@@ -278,6 +279,31 @@ async def test_while_no_coordinator_answers_the_gateway_is_not_well_but_asks() -
         assert (await door.http.get("/v1/models/any")).status_code == 404
         assert (await door.complete(model="any")).json()["model"] == "any"
         assert (await door.complete()).json()["model"] == "target"
+
+
+async def test_who_asks_for_health_learns_no_address_and_the_log_says_why_once(tmp_path: Path) -> None:
+    """Whoever could reach the port was told gRPC's words, with the coordinator's address; the log had none of them."""
+    (tmp_path / "tokens").write_text("one\n")
+    away = PeerUnavailable("failed to connect: ipv4:10.1.2.3:7700")
+    generator = ScriptedGenerator(is_away=away)
+    with capture_logs() as lines:
+        async with scripted_door(generator, tokens=tmp_path / "tokens") as door:
+            await door.gateway.model.look()
+            answer = await door.http.get("/health")
+            assert answer.status_code == 503 and "10.1.2.3" not in answer.text
+            generator.is_away = None
+            await door.gateway.model.look()
+            assert (await door.http.get("/health")).status_code == 200
+    told = [(one["event"], one.get("error")) for one in lines if "coordinator" in one["event"]]
+    assert told == [("no coordinator serves the gateway", str(away)), ("a coordinator serves the gateway again", None)]
+
+
+async def test_a_gateway_whose_token_is_refused_is_not_well() -> None:
+    """It was ready, so a rollout with a wrong token took the place of gateways that worked, and all requests failed."""
+    async with scripted_door(ScriptedGenerator(is_away=Unauthenticated("no valid token"))) as door:
+        assert (await door.http.get("/health")).status_code == 503
+    async with scripted_door(ScriptedGenerator(is_away=PermissionDenied("--describe false"))) as door:
+        assert (await door.http.get("/health")).status_code == 200
 
 
 async def test_a_gateway_that_drains_takes_nothing_new_and_finishes_what_it_has() -> None:
