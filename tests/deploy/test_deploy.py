@@ -193,6 +193,14 @@ def test_images_are_those_of_the_dockerfile(overlay: str, component: str) -> Non
 
 @each_overlay
 def test_the_coordinator_calls_the_services_of_its_namespace_and_asks_no_more_than_they_allow(
+@with_gateway
+def test_a_gateway_that_goes_ends_the_answers_that_it_has(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of more than a minute was cut off in each update, and no client of HTTP can take that up."""
+    told = settings(workload(overlay, "gateway"), monkeypatch)
+    assert isinstance(told, GatewaySettings)
+    assert told.shutdown_grace_s >= told.request_timeout_s
+
+
     overlay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = workloads(resources(overlay))
