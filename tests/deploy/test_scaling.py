@@ -132,6 +132,14 @@ def test_both_components_ask_the_same_and_scale_alike(name: str) -> None:
     assert scaled["scaleTargetRef"] == hpa["scaleTargetRef"]
 
 
+@pytest.mark.parametrize("overlay", ["air-gapped", "air-gapped-green"])
+def test_pods_stay_where_there_are_no_series_to_scale_by(overlay: str) -> None:
+    """KEDA took none for no load: where Prometheus could not scrape, targets at work were taken away."""
+    triggers = [one for scaled in scaled_objects(overlay).values() for one in scaled["spec"]["triggers"]]
+    assert triggers
+    assert all(one["metadata"]["ignoreNullValues"] == "false" for one in triggers)
+
+
 def test_half_a_batch_of_the_overlay_that_is_scaled_may_wait_for_each_target() -> None:
     told = workloads(resources("production"))["coordinator"].environment
     assert int(waiting_trigger()[1]) == int(told["PACELINE_COORDINATOR_BATCH_SIZE"]) // 2
