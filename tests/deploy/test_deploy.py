@@ -45,6 +45,10 @@ OTHER_VARIABLES = {
 """Variables that other programs read."""
 
 
+NAME_TTL_S = 30
+"""Seconds for which the cluster's name servers may repeat an answer: CoreDNS of kubeadm, and NodeLocal DNSCache."""
+WEIGHTS_BYTES = {"Qwen/Qwen3-0.6B": 1.5e9, "Qwen/Qwen3-8B": 16.4e9, "Qwen/Qwen3-32B": 65.5e9}
+"""Of the models that overlays name, in bfloat16."""
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 WORKLOADS = [(overlay, component) for overlay in OVERLAYS for component in workloads(resources(overlay))]
 each_workload = pytest.mark.parametrize(("overlay", "component"), WORKLOADS)
@@ -303,6 +307,19 @@ def test_a_target_over_several_nodes_has_a_pod_for_each_process_and_the_first_al
     (group,) = of_kind(found, "LeaderWorkerSet").values()
     parts = group["spec"]["leaderWorkerTemplate"]
     first, other = (parts[kind]["spec"]["containers"][0] for kind in ("leaderTemplate", "workerTemplate"))
+@pytest.mark.parametrize("component", ["draft", "target"])
+@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
+def test_memory_holds_the_weights_while_they_load(
+    overlay: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target over two nodes had that of a quarter: its start went over them on the volume again and again."""
+    one = workload(overlay, component)
+    told = settings(one, monkeypatch)
+    assert isinstance(told, ModelServiceSettings)
+    limit = one.container["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi") and int(limit.removesuffix("Gi")) << 30 > WEIGHTS_BYTES[told.model]
+
+
     told = settings(workload("several-nodes", "target"), monkeypatch)
     assert isinstance(told, ModelServiceSettings)
     assert told.grid.rank_count == parts["size"]
