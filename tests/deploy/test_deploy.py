@@ -7,6 +7,8 @@ import yaml
 
 import paceline
 from coordinator.config import CoordinatorSettings
+from coordinator.replicas.replica import CHECK_TIMEOUT_S
+from coordinator.replicas.replicas import RESOLVE_INTERVAL_S
 from paceline.gateway.access import LIVENESS_PATH, OPEN_PATHS
 from paceline.gateway.config import GatewaySettings
 from paceline.observe.spans.protocols import otlp_protocol
@@ -43,12 +45,12 @@ OTHER_VARIABLES = {
     "WORLD_SIZE",
 }
 """Variables that other programs read."""
-
-
 NAME_TTL_S = 30
 """Seconds for which the cluster's name servers may repeat an answer: CoreDNS of kubeadm, and NodeLocal DNSCache."""
 WEIGHTS_BYTES = {"Qwen/Qwen3-0.6B": 1.5e9, "Qwen/Qwen3-8B": 16.4e9, "Qwen/Qwen3-32B": 65.5e9}
 """Of the models that overlays name, in bfloat16."""
+
+
 each_overlay = pytest.mark.parametrize("overlay", OVERLAYS)
 WORKLOADS = [(overlay, component) for overlay in OVERLAYS for component in workloads(resources(overlay))]
 each_workload = pytest.mark.parametrize(("overlay", "component"), WORKLOADS)
@@ -155,6 +157,19 @@ def test_the_coordinator_waits_for_targets_as_long_as_they_may_take(
     assert told.target_wait_s >= 2 * target.pod["terminationGracePeriodSeconds"]
 
 
+@each_overlay
+def test_in_an_update_coordinators_find_a_model_pod_before_the_next_one_goes(overlay: str) -> None:
+    """With two targets the second went as soon as the first was back, and coordinators hear of that 30 s later."""
+    for name, one in of_kind(resources(overlay), "StatefulSet").items():
+        assert one["spec"]["minReadySeconds"] >= NAME_TTL_S + RESOLVE_INTERVAL_S + CHECK_TIMEOUT_S, name
+
+
+@each_model_service
+def test_a_pod_that_coordinators_take_for_up_is_ready(overlay: str, component: str) -> None:
+    """The probe waited for one second and coordinators for three, which lose a pod that is not ready by its name."""
+    assert workload(overlay, component).container["readinessProbe"]["timeoutSeconds"] >= CHECK_TIMEOUT_S
+
+
 @pytest.mark.review
 @each_overlay
 def test_a_rollout_is_given_up_only_after_the_longest_start(overlay: str) -> None:
@@ -178,6 +193,14 @@ def test_a_pod_is_not_killed_while_it_drains(overlay: str, component: str, monke
     assert one.pod["terminationGracePeriodSeconds"] >= before_stop + told.shutdown_grace_s + 10
 
 
+@with_gateway
+def test_a_gateway_that_goes_ends_the_answers_that_it_has(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of more than a minute was cut off in each update, and no client of HTTP can take that up."""
+    told = settings(workload(overlay, "gateway"), monkeypatch)
+    assert isinstance(told, GatewaySettings)
+    assert told.shutdown_grace_s >= told.request_timeout_s
+
+
 @each_overlay
 def test_a_node_can_be_drained_while_none_of_its_pods_is_ready(overlay: str) -> None:
     """Without a target no coordinator is ready, so each budget was overdrawn, and a drain of its node never ended."""
@@ -197,14 +220,6 @@ def test_images_are_those_of_the_dockerfile(overlay: str, component: str) -> Non
 
 @each_overlay
 def test_the_coordinator_calls_the_services_of_its_namespace_and_asks_no_more_than_they_allow(
-@with_gateway
-def test_a_gateway_that_goes_ends_the_answers_that_it_has(overlay: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer of more than a minute was cut off in each update, and no client of HTTP can take that up."""
-    told = settings(workload(overlay, "gateway"), monkeypatch)
-    assert isinstance(told, GatewaySettings)
-    assert told.shutdown_grace_s >= told.request_timeout_s
-
-
     overlay: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = workloads(resources(overlay))
@@ -292,6 +307,19 @@ def test_threads_are_the_cpus_of_the_pod(overlay: str, component: str, monkeypat
     assert (told.device == "cuda") is ("nvidia.com/gpu" in one.container["resources"]["limits"])
 
 
+@pytest.mark.parametrize("component", ["draft", "target"])
+@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
+def test_memory_holds_the_weights_while_they_load(
+    overlay: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A target over two nodes had that of a quarter: its start went over them on the volume again and again."""
+    one = workload(overlay, component)
+    told = settings(one, monkeypatch)
+    assert isinstance(told, ModelServiceSettings)
+    limit = one.container["resources"]["limits"]["memory"]
+    assert limit.endswith("Gi") and int(limit.removesuffix("Gi")) << 30 > WEIGHTS_BYTES[told.model]
+
+
 def test_a_target_over_several_gpus_of_a_node_has_a_process_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     one = workload("several-gpus", "target")
     told = settings(one, monkeypatch)
@@ -307,19 +335,6 @@ def test_a_target_over_several_nodes_has_a_pod_for_each_process_and_the_first_al
     (group,) = of_kind(found, "LeaderWorkerSet").values()
     parts = group["spec"]["leaderWorkerTemplate"]
     first, other = (parts[kind]["spec"]["containers"][0] for kind in ("leaderTemplate", "workerTemplate"))
-@pytest.mark.parametrize("component", ["draft", "target"])
-@pytest.mark.parametrize("overlay", GPU_OVERLAYS)
-def test_memory_holds_the_weights_while_they_load(
-    overlay: str, component: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A target over two nodes had that of a quarter: its start went over them on the volume again and again."""
-    one = workload(overlay, component)
-    told = settings(one, monkeypatch)
-    assert isinstance(told, ModelServiceSettings)
-    limit = one.container["resources"]["limits"]["memory"]
-    assert limit.endswith("Gi") and int(limit.removesuffix("Gi")) << 30 > WEIGHTS_BYTES[told.model]
-
-
     told = settings(workload("several-nodes", "target"), monkeypatch)
     assert isinstance(told, ModelServiceSettings)
     assert told.grid.rank_count == parts["size"]
