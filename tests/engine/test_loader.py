@@ -20,10 +20,11 @@ from paceline.builtin import HEADS, resolve_heads
 from paceline.engine import self_check
 from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
-from paceline.engine.model.checkpoint import open_checkpoint
+from paceline.engine.model.checkpoint import find_checkpoint, open_checkpoint, read_tokenizer
 from paceline.errors import ModelNotUsable, StartupError
-from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, edit_json, halve
+from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, edit_json, halve, write_json
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.tokenizers import byte_tokenizer
 
 WEIGHTS, GENERATION = "model.safetensors", "generation_config.json"
 
@@ -36,6 +37,15 @@ def checkpoint(pairs: dict[str, PairOfCheckpoints], tmp_path: Path) -> Path:
 def drop_tensor(folder: Path) -> None:
     tensors = load_file(folder / WEIGHTS)
     tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def store_in_eight_bits(folder: Path) -> None:
+    """Quantise a weight as some tools do, which tell it in a file of their own (hf_quant_config.json)."""
+    tensors = load_file(folder / WEIGHTS)
+    name = "model.layers.1.mlp.up_proj.weight"
+    scale = tensors[name].abs().max() / 448
+    tensors |= {name: (tensors[name] / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
@@ -59,6 +69,11 @@ def drop_tensor(folder: Path) -> None:
         (lambda folder: edit_config(folder, architectures=None), "architecture none"),
         (lambda folder: edit_config(folder, use_sliding_window=True), "sliding-window"),
         (lambda folder: edit_config(folder, quantization_config={"quant_method": "fp8"}), "is quantised"),
+        (store_in_eight_bits, "is quantised: 1 weights are stored in other numbers than their own, model.layers.1."),
+        (
+            lambda folder: write_json(folder / "adapter_config.json", {"peft_type": "LORA"}),
+            "has an adapter (adapter_config.json)",
+        ),
         (lambda folder: edit_config(folder, dtype="float64"), "states dtype torch.float64"),
         (lambda folder: (folder / WEIGHTS).unlink(), "no safetensors weights"),
         (lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), "`paceline convert /"),

@@ -118,6 +118,11 @@ def label_of(model: str, config: Any) -> str:
 
 
 def _read_config(model: str, folder: Path) -> Any:
+    if (folder / "adapter_config.json").is_file():
+        raise ModelNotUsable(
+            f"model {model!r} has an adapter (adapter_config.json), which the engine adds to no weights; merge the two "
+            "by PEFT's merge_and_unload and give the folder that this makes, or remove the file if that was done here"
+        )
     path = folder / "config.json"
     if not path.is_file():
         raise ModelNotUsable(f"model {model!r} has no config.json; the directory is not a checkpoint, or half written")
@@ -163,17 +168,19 @@ def _check_kind(model: str, config: Any) -> None:
             f"model {model!r} reads more than text ({type(config).__name__} has a model of text inside); give a "
             "checkpoint of the text model alone"
         )
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
     window = getattr(config, "sliding_window", None)
     # An architecture with a window and without such a field does not read one that the file has all the same.
     has_switch = hasattr(type(config), "use_sliding_window") or not hasattr(type(config), "sliding_window")
     is_used = not has_switch or getattr(config, "use_sliding_window", True)
     if window and is_used and hides_tokens(window, config):
         raise ModelNotUsable(
-            f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not run"
+            f"model {model!r} uses sliding-window attention (sliding_window is {window}), which the engine does not "
+            "run; with max_position_embeddings no larger than that in config.json it serves sequences of which the "
+            "window hides nothing"
         )
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds:
-        raise ModelNotUsable(f"model {model!r} has layers of kind {', '.join(sorted(kinds))}; only full_attention runs")
     if getattr(config, "attn_temperature_tuning", None):
         # transformers takes the place in a pass for the position, where rows are packed.
         raise ModelNotUsable(f"model {model!r} scales queries by position (attn_temperature_tuning is set)")

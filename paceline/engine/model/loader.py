@@ -4,10 +4,12 @@ It owns what is accepted: safetensors only, never remote code, and decoders that
 Anything else is refused by name, before the service listens.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -29,6 +31,8 @@ from paceline.text import fingerprint
 from paceline.types import Dtype, ModelDescription, Quantization, RankPlace, TokenizerFiles
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = ("F64", "F32", "BF16", "F16")
+"""Names in safetensors of the dtypes in which weights are stored as the numbers that they are."""
 
 
 def described(
@@ -150,12 +154,32 @@ def read_module(checkpoint: Checkpoint, dtype: Dtype, device: str) -> tuple[PreT
     chosen = _resolve_dtype(checkpoint.model, dtype, checkpoint.config)
     files = checkpoint.weight_files
     try:
+        _check_stored(checkpoint.model, files)
         module, digest = reading_with_digest(
             checkpoint.folder, files, lambda: _read_weights(checkpoint, chosen, device)
         )
         return module, origin_of_files(checkpoint.folder, digest)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _half_written(checkpoint, error) from error
+
+
+def _check_stored(model: str, files: Sequence[Path]) -> None:
+    """Refuse weights in eight bits and less, of which transformers reads the numbers without their scales.
+
+    It does so where config.json does not say that they are quantised; some tools tell it in another file.
+    """
+    stored: dict[str, str] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            names: list[str] = opened.keys()
+            stored |= {name: opened.get_slice(name).get_dtype() for name in names}
+    coded = [name for name, dtype in stored.items() if name.endswith("weight") and dtype not in _STORED]
+    if coded:
+        raise ModelNotUsable(
+            f"model {model!r} is quantised: {len(coded)} weights are stored in other numbers than their own, "
+            f"{coded[0]} as {stored[coded[0]]} first, which the engine does not run; give the checkpoint that it was "
+            "made from"
+        )
 
 
 def convert(module: PreTrainedModel, dtype: torch.dtype) -> None:
