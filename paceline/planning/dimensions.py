@@ -17,6 +17,8 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of a number, by dtype."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Fields of configurations whose feed-forwards are shared out among experts."""
+_LONGROPE = ("longrope", "su")
+"""Names of one kind of positions, the second in older files."""
 _WEIGHTS, _WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 """What transformers reads, the first where both are there."""
 _HEADER_LENGTH_BYTES = 8
@@ -33,7 +35,7 @@ class ModelDimensions:
     head_size: int
     vocabulary_size: int
     max_length: int
-    """Positions that have a rotation."""
+    """Positions that have a rotation: tokens of the longest sequence that is served."""
     dtype: str
     """What config.json says, float32 if it says nothing."""
     is_tied: bool
@@ -108,7 +110,11 @@ def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
         kv_head_count=int(values.get("num_key_value_heads") or head_count),
         head_size=int(values.get("head_dim") or values["hidden_size"] // head_count),
         vocabulary_size=int(values["vocab_size"]),
-        max_length=int(values["max_position_embeddings"]),
+        max_length=longest_served(
+            int(values["max_position_embeddings"]),
+            values.get("rope_parameters") or values.get("rope_scaling") or {},
+            values.get("original_max_position_embeddings"),
+        ),
         dtype=dtype if dtype in VALUE_BYTES else "float32",
         is_tied=bool(values.get("tie_word_embeddings", False)),
         mixes_experts=any(int(values.get(name) or 0) > 1 for name in _EXPERTS),
@@ -116,6 +122,18 @@ def dimensions_of(values: Mapping[str, Any]) -> ModelDimensions:
     if wrong := {name: size for name, size in vars(found).items() if type(size) is int and size < 1}:
         raise ValueError(f"sizes below 1: {wrong}")
     return found
+
+
+def longest_served(position_count: int, rope: Mapping[str, Any], original: int | None = None) -> int:
+    """Return the length of the longest sequence that is served, by a configuration's rotary positions `rope`.
+
+    With `longrope` it is the original length: one token beyond it changes the frequencies of all tokens of a call,
+    those of other sequences too. `original` is where Phi-3's configuration has it, beside the rest.
+    """
+    kinds = [one for one in (rope, *rope.values()) if isinstance(one, Mapping)]
+    found = [one for one in kinds if (one.get("rope_type") or one.get("type")) in _LONGROPE]
+    lengths = [original or one.get("original_max_position_embeddings", position_count) for one in found]
+    return min([position_count, *map(int, lengths)])
 
 
 def stored_counts(folder: Path) -> dict[str, int]:

@@ -155,6 +155,23 @@ def test_a_config_alone_is_enough_and_what_is_no_model_is_refused(tmp_path: Path
         read_dimensions("nowhere")
 
 
+@pytest.mark.parametrize(
+    "positions",
+    [
+        # Phi-3's files of 2024, then Phi-4-mini's, then what transformers 5 writes.
+        {"rope_scaling": {"type": "su", "short_factor": [1.0]}, "original_max_position_embeddings": 4096},
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}, "original_max_position_embeddings": 4096},
+        {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}},
+    ],
+)
+def test_a_model_of_longrope_is_planned_as_long_as_it_is_served(positions: dict[str, object]) -> None:
+    """Conversations of 100,000 tokens were planned, which the service refuses, with rotations for as many."""
+    config = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config |= {"vocab_size": 100, "max_position_embeddings": 131_072}
+    assert dimensions_of(config | positions).max_length == 4096
+    assert dimensions_of(config | {"rope_scaling": {"type": "yarn", "factor": 4.0}}).max_length == 131_072
+
+
 @pytest.mark.parametrize("names", [("model",), ("model-00001-of-00002", "model-00002-of-00002")])
 def test_weights_that_a_folder_has_twice_are_counted_once(tmp_path: Path, names: tuple[str, ...]) -> None:
     config = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}

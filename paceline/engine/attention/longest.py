@@ -2,17 +2,12 @@
 
 from typing import Any
 
+from paceline.planning.dimensions import longest_served
+
 
 def max_length_of(config: Any) -> int:
-    """Return the length of the longest sequence that may be served.
-
-    With `longrope` it is the original length: one token beyond it changes the frequencies of all tokens of a call,
-    those of other sequences too.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    kinds = [one for one in (rope, *rope.values()) if isinstance(one, dict)]
-    original = [int(one["original_max_position_embeddings"]) for one in kinds if one.get("rope_type") == "longrope"]
-    return min([int(config.max_position_embeddings), *original])
+    """Return the length of the longest sequence that may be served, by a configuration of transformers."""
+    return longest_served(int(config.max_position_embeddings), getattr(config, "rope_parameters", None) or {})
 
 
 def hides_tokens(window: Any, config: Any) -> bool:
