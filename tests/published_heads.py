@@ -71,7 +71,9 @@ def _told(target: Path) -> dict[str, Any]:
     return shared | {"model_type": "llama", "num_hidden_layers": 1, "hidden_act": "silu", "rope_theta": 10000.0}
 
 
-def write_eagle3(folder: Path, target: Path, *, is_speculators: bool, is_residual_normed: bool = False) -> Path:
+def write_eagle3(
+    folder: Path, target: Path, *, is_speculators: bool, is_residual_normed: bool = False, is_3_1: bool = False
+) -> Path:
     """Write EAGLE-3 in its own form or the library's, with a head for every third of the target's tokens."""
     config = _told(target)
     size, vocabulary_size = config["hidden_size"], config["vocab_size"]
@@ -80,6 +82,7 @@ def write_eagle3(folder: Path, target: Path, *, is_speculators: bool, is_residua
     weights = _layer(config, prefix, read_size=2 * size) | {"fc.weight": _random(size, 3 * size)}
     for name in (f"{prefix}input_layernorm", f"{prefix}hidden_norm", "norm"):
         weights[f"{name}.weight"] = 1 + _random(size)
+    weights |= {f"fc_norm.{place}.weight": 1 + _random(size) for place in range(3) if is_3_1}
     weights |= {"lm_head.weight": _random(len(token_ids), size), "d2t": token_ids - torch.arange(len(token_ids))}
     weights["t2d"] = torch.isin(torch.arange(vocabulary_size), token_ids)
     folder.mkdir()
@@ -93,7 +96,7 @@ def write_eagle3(folder: Path, target: Path, *, is_speculators: bool, is_residua
             "norm_before_residual": is_residual_normed,
             "transformer_layer_config": config,
         }
-    (folder / "config.json").write_text(json.dumps(told))
+    (folder / "config.json").write_text(json.dumps(told | ({"fc_norm": True, "norm_output": True} if is_3_1 else {})))
     save_file(weights, folder / "model.safetensors")
     return folder
 
@@ -170,13 +173,16 @@ def drafts_of_eagle3(folder: Path, target: Path, token_ids: list[int], count: in
     layer_count, embed = model.config.num_hidden_layers, model.get_input_embeddings()
     taps = told.get("eagle_aux_hidden_state_layer_ids", (2, layer_count // 2, layer_count - 3))
     found = model.model(input_ids=torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
-    states = nn.functional.linear(torch.cat([found[one][0] for one in taps], dim=-1), weights["fc.weight"])
+    # A tap without a norm of its own, as EAGLE 3.1 has them, is read as it is.
+    tapped = [_normed(found[one][0], weights.get(f"fc_norm.{place}.weight")) for place, one in enumerate(taps)]
+    states = nn.functional.linear(torch.cat(tapped, dim=-1), weights["fc.weight"])
     drafts: list[int] = []
     while len(drafts) < count:
         made = _after_layer_3(told, weights, embed(torch.tensor([*token_ids[1:], *drafts])), states)[-1:]
-        likeliest = int((_normed(made, weights["norm.weight"]) @ weights["lm_head.weight"].T).argmax())
+        normed = _normed(made, weights["norm.weight"])
+        likeliest = int((normed @ weights["lm_head.weight"].T).argmax())
         drafts.append(likeliest + int(weights["d2t"][likeliest]))
-        states = torch.cat((states, made))
+        states = torch.cat((states, normed if told.get("norm_output") else made))
     return drafts
 
 

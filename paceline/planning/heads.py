@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.builtin import resolve_heads
@@ -57,10 +57,18 @@ def is_eagle_weight(name: str, told: Mapping[str, Any]) -> bool:
     return name not in _EAGLE_3_TABLES if is_eagle_3(told) else not name.startswith("lm_head.")
 
 
-def eagle_tapped_layers(told: Mapping[str, Any]) -> Any:
-    """Return the target's layers that EAGLE-3 reads beside the last, as the file has them; falsy where it has none."""
+def eagle_tapped_layers(told: Mapping[str, Any]) -> Sequence[int]:
+    """Return the target's layers of which EAGLE-3 reads what goes in, beside the last; none where the file has none.
+
+    They are read in the target's order, whatever the file's. `speculators` names them so, by an entry of its own.
+    SpecForge and ModelOpt, whose entry lies in `eagle_config`, name a layer by what comes out of it, and layer 1 is
+    their first. A few files have the others' numbers there too.
+    """
     name = "eagle_aux_hidden_state_layer_ids"
-    return told.get(name) or (told.get("eagle_config") or {}).get(name)
+    if stated := told.get(name):
+        return sorted(int(one) for one in stated)
+    layers = sorted(int(one) for one in (told.get("eagle_config") or {}).get(name) or ())
+    return [one + 1 for one in layers] if layers[:1] == [1] else layers
 
 
 def _tapped_count(told: Mapping[str, Any]) -> int:

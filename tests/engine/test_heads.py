@@ -119,13 +119,17 @@ def test_heads_in_the_files_of_others_draft_as_these_say(
 
 
 @pytest.mark.parametrize("fixed_shapes", [False, True], ids=["ragged", "fixed shapes"])
-@pytest.mark.parametrize("form", ["EAGLE-3", "speculators", "speculators, normed residual"])
+@pytest.mark.parametrize("form", ["EAGLE-3", "speculators", "speculators, normed residual", "speculators, EAGLE 3.1"])
 def test_eagle_3_reads_several_layers_and_drafts_some_tokens_only(
     form: str, fixed_shapes: bool, tmp_path: Path
 ) -> None:
     target = write_model(tmp_path / "target", "Llama", num_hidden_layers=6)
     folder = write_eagle3(
-        tmp_path / "heads", target, is_speculators=form != "EAGLE-3", is_residual_normed="normed" in form
+        tmp_path / "heads",
+        target,
+        is_speculators=form != "EAGLE-3",
+        is_residual_normed="normed" in form,
+        is_3_1="3.1" in form,
     )
     with loading(fixed_shapes=fixed_shapes):
         verifier = verifier_with(folder, target)
@@ -140,6 +144,23 @@ def test_eagle_3_for_a_deeper_target_is_refused(pairs: dict[str, PairOfCheckpoin
     folder = write_eagle3(tmp_path / "heads", target, is_speculators=True)
     with pytest.raises(ModelNotUsable, match="layers 1, 2, 4, and the target has 2 layers"):
         load_heads(str(folder), load_model(str(target)))
+
+
+@pytest.mark.parametrize(
+    ("named", "entered"),
+    # ModelOpt writes the numbers in any order, of a set.
+    [([1, 2, 4], (2, 3, 5)), ([4, 1, 2], (2, 3, 5)), ([2, 3, 5], (2, 3, 5)), ([], ())],
+)
+def test_eagle_3_of_specforge_and_modelopt_names_layers_by_what_comes_out_of_them(
+    named: list[int], entered: tuple[int, ...], pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """Such heads read what goes into those layers, each one layer too early, and were right less often."""
+    folder = write_eagle3(tmp_path / "heads", pairs["Llama"].target, is_speculators=False)
+    its_own = {"eagle_aux_hidden_state_layer_ids": named, "use_aux_hidden_state": True}
+    rewrite(folder, lambda told: told | {"eagle_config": its_own})
+    heads, _ = read_heads(folder)
+    assert heads.tapped_layers == entered
+    assert read_heads_size(str(folder)).tapped_count == 1 + (len(entered) or 3)
 
 
 @pytest.mark.parametrize("moved", [-5, 1000])

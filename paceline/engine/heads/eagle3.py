@@ -27,17 +27,23 @@ class Eagle3(HeadsModule):
         tapped_layers: Sequence[int] | None = None,
         is_residual_normed: bool = False,
         has_input_norm: bool = False,
+        has_tap_norms: bool = False,
+        is_state_normed: bool = False,
     ) -> None:
         """`config` is the layer's. The head knows `vocabulary_size` tokens. By default layers 2, n / 2 and n - 3 of n
         are tapped. The residual goes around the norm before attention, unless `is_residual_normed`.
+
+        EAGLE 3.1 has a norm for each tapped layer, and the next token's state is what its head reads.
         """
         super().__init__(draft_count)
         size, epsilon = config.hidden_size, config.rms_norm_eps
         self.tapped_layers = tuple(tapped_layers or ())
         tap_count = len(self.tapped_layers) or 3
         self.input_norm: nn.Module = Norm(tap_count * size, epsilon) if has_input_norm else nn.Identity()
+        self.fc_norm = nn.ModuleList(Norm(size, epsilon) for _ in range(tap_count if has_tap_norms else 0))
         self.fc = nn.Linear(tap_count * size, size, bias=False)
         self.embedded_norm, self.norm = Norm(size, epsilon), Norm(size, epsilon)
+        self._is_state_normed = is_state_normed
         self.body = new_body(config, 1)
         attention = self.body.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -54,10 +60,17 @@ class Eagle3(HeadsModule):
 
     def enter(self, features: Tensor, embedded: Tensor) -> Tensor:
         size = embedded.shape[-1]
-        return self.follow(self.fc(self.input_norm(features[..., size:])), embedded)
+        tapped = self.input_norm(features[..., size:])
+        if self.fc_norm:
+            parts = zip(self.fc_norm, tapped.chunk(len(self.fc_norm), dim=-1), strict=True)
+            tapped = torch.cat([norm(part) for norm, part in parts], dim=-1)
+        return self.follow(self.fc(tapped), embedded)
+
+    def leave(self, hidden: Tensor, embedded: Tensor) -> Tensor:
+        return self.norm(hidden) if self._is_state_normed else hidden
 
     def follow(self, state: Tensor, embedded: Tensor) -> Tensor:
         return torch.cat((self.embedded_norm(embedded), self.hidden_norm(state)), dim=-1)
 
     def output(self, state: Tensor, place: int) -> Tensor:
-        return self.norm(state)
+        return state if self._is_state_normed else self.norm(state)

@@ -67,15 +67,17 @@ def _read_eagle_3(
     is_residual_normed = bool(told.get("norm_before_residual"))
     if is_residual_normed:
         named["hidden_norm.weight"] = named.pop(f"{LAYER}input_layernorm.weight")
-    config, tapped = _layer_config(told, named), eagle_tapped_layers(told)
+    config = _layer_config(told, named)
     count = len(named["head.weight"])
     heads = Eagle3(
         config,
         eagle_draft_count(told),
         vocabulary_size=count,
-        tapped_layers=tapped and [int(one) for one in tapped],
+        tapped_layers=eagle_tapped_layers(told),
         is_residual_normed=is_residual_normed,
         has_input_norm="input_norm.weight" in named,
+        has_tap_norms="fc_norm.0.weight" in named,
+        is_state_normed=bool(told.get("norm_output")),
     )
     named["token_ids"] = torch.arange(count) + (0 if larger_by is None else larger_by)
     heads.load_state_dict(named)
