@@ -93,6 +93,19 @@ def test_pickled_weights_are_fetched_to_be_converted_and_for_nothing_else(ask: A
     assert load_model(str(tmp_path / "new")).description.dtype == "float16"
 
 
+def test_weights_that_a_repository_has_twice_are_fetched_once(
+    ask: Ask, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    """Mistral's have them in their own form too: 24 GB more for a model of 12 billion parameters."""
+    published = Path(shutil.copytree(pairs["Llama"].target, tmp_path / "published"))
+    (published / "consolidated.safetensors").write_bytes(b"the same weights by other names")
+    with serving(FakeHub({"tiny/model": {NEW: published}}, {"main": NEW})) as running:
+        ask(running.url)
+        load_model("tiny/model")
+        assert "model.safetensors" in running.fetched
+        assert "consolidated.safetensors" not in running.fetched
+
+
 def test_a_private_repository_is_refused_with_the_name_of_the_tokens_variable(served: FakeHub, ask: Ask) -> None:
     ask(served.url)
     with pytest.raises(

@@ -14,6 +14,8 @@ from paceline.builtin import resolve_model
 from paceline.errors import ModelNotUsable
 
 _HUB_ID = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>[\w-][\w./-]*))?")
+_TWICE = ("consolidated*.safetensors", "original/*")
+"""Patterns of weights that a repository has once more, in their maker's own form. Nothing reads them."""
 
 
 def folder_of(model: str, patterns: Sequence[str]) -> Path:
@@ -41,7 +43,12 @@ def _fetched(model: str, patterns: Sequence[str]) -> Path:
     hub_id = _HUB_ID.fullmatch(model)
     assert hub_id
     try:
-        return Path(snapshot_download(hub_id["repository"], revision=hub_id["revision"], allow_patterns=[*patterns]))
+        folder = snapshot_download(
+            hub_id["repository"],
+            revision=hub_id["revision"],
+            allow_patterns=[*patterns],
+            ignore_patterns=[*_TWICE],
+        )
     except (OSError, HFValidationError) as error:  # the hub's other errors are OSErrors
         reason = str(error).strip().split("\n")[0]
         # The hub does not tell a stranger whether a private repository is there.
@@ -49,3 +56,4 @@ def _fetched(model: str, patterns: Sequence[str]) -> Path:
         raise ModelNotUsable(
             f"model {model!r} is no directory here and cannot be had from the hub: {reason}{remedy}"
         ) from error
+    return Path(folder)
