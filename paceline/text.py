@@ -61,7 +61,9 @@ class TextCodec:
         self._special = SpecialTokens(self.tokenizer)
         try:
             template_tokens = json.loads(files.special_tokens_json)
-            self._template = ChatTemplate(files.chat_template, template_tokens) if files.chat_template else None
+            templates = files.chat_template, files.tool_template
+            made = [ChatTemplate(one, template_tokens) if one else None for one in templates]
+            self._template, self._tool_template = made
         except (ValueError, TemplateError) as error:
             raise ModelNotUsable(f"the chat template cannot be read: {error}") from error
 
@@ -111,18 +113,19 @@ class TextCodec:
         return self._encode(text, add_special_tokens=False)
 
     def _encode_conversation(self, conversation: Conversation) -> list[int]:
-        if self._template is None:
+        template = self._tool_template if conversation.tools and self._tool_template else self._template
+        if template is None:
             raise InvalidRequest(
                 f"{conversation.field} is set, but the target model has no chat template; send text instead",
                 field=conversation.field,
             )
         has_parts = any(self._special.may_be_part(*one) for one in conversation.strings())
         if not has_parts and not self._special.are_spelled("\n".join(one for one, _ in conversation.strings())):
-            return self._encode(self._template.render(conversation), add_special_tokens=False)
+            return self._encode(template.render(conversation), add_special_tokens=False)
         hiding = Hiding(self._special)
-        rendered = self._template.render(conversation, hiding.spelled)
+        rendered = template.render(conversation, hiding.spelled)
         if has_parts:
-            rendered, hiding = self._without_parts(self._template, conversation, rendered, hiding)
+            rendered, hiding = self._without_parts(template, conversation, rendered, hiding)
         if not hiding.are_shown(rendered):
             raise InvalidRequest(
                 f"{conversation.field}: the chat template rewrites words that spell special tokens; leave these out",

@@ -47,6 +47,7 @@ def tokenizer_to_pb(files: types.TokenizerFiles) -> Iterator[target_service_pb2.
         (target_service_pb2.TOKENIZER_FILE_TOKENIZER, files.tokenizer_json),
         (target_service_pb2.TOKENIZER_FILE_CHAT_TEMPLATE, files.chat_template),
         (target_service_pb2.TOKENIZER_FILE_SPECIAL_TOKENS, files.special_tokens_json),
+        (target_service_pb2.TOKENIZER_FILE_TOOL_TEMPLATE, files.tool_template),
     ):
         content = text.encode()
         for start in range(0, len(content), PIECE_BYTES):
@@ -63,6 +64,7 @@ def tokenizer_from_pb(pieces: Iterable[target_service_pb2.DownloadTokenizerRespo
             tokenizer_json=contents[target_service_pb2.TOKENIZER_FILE_TOKENIZER].decode(),
             chat_template=contents[target_service_pb2.TOKENIZER_FILE_CHAT_TEMPLATE].decode(),
             special_tokens_json=contents[target_service_pb2.TOKENIZER_FILE_SPECIAL_TOKENS].decode() or "{}",
+            tool_template=contents[target_service_pb2.TOKENIZER_FILE_TOOL_TEMPLATE].decode(),
         )
     except UnicodeDecodeError as error:
         raise PeerFailed("the tokenizer's files are not UTF-8; the peer is not compatible") from error

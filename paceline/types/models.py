@@ -143,6 +143,8 @@ class TokenizerFiles:
     """Jinja template; empty when the model has none."""
     special_tokens_json: str = "{}"
     """JSON object of the special tokens that a chat template may name."""
+    tool_template: str = ""
+    """Jinja template of conversations with tools; empty when they take `chat_template` too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,8 @@ class _TokenizerFileEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tokeniz
     """Chat template in Jinja; absent when the model has none."""
     TOKENIZER_FILE_SPECIAL_TOKENS: _TokenizerFile.ValueType  # 3
     """JSON object of the special tokens a chat template may name, such as `bos_token`, and their texts."""
+    TOKENIZER_FILE_TOOL_TEMPLATE: _TokenizerFile.ValueType  # 4
+    """Chat template in Jinja for conversations with tools; absent when those take the same as others."""
 
 class TokenizerFile(_TokenizerFile, metaclass=_TokenizerFileEnumTypeWrapper):
     """Names the files that make a tokenizer."""
@@ -47,6 +49,8 @@ TOKENIZER_FILE_CHAT_TEMPLATE: TokenizerFile.ValueType  # 2
 """Chat template in Jinja; absent when the model has none."""
 TOKENIZER_FILE_SPECIAL_TOKENS: TokenizerFile.ValueType  # 3
 """JSON object of the special tokens a chat template may name, such as `bos_token`, and their texts."""
+TOKENIZER_FILE_TOOL_TEMPLATE: TokenizerFile.ValueType  # 4
+"""Chat template in Jinja for conversations with tools; absent when those take the same as others."""
 Global___TokenizerFile: _TypeAlias = TokenizerFile  # noqa: Y015
 
 @_typing.final

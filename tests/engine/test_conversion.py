@@ -250,6 +250,15 @@ def test_the_checkpoints_code_and_other_forms_stay_behind(draft: Path, tmp_path:
     assert len({one.stat().st_mode for one in (tmp_path / "new").iterdir()}) == 1
 
 
+def test_a_template_for_conversations_with_tools_comes_along(draft: Path, tmp_path: Path) -> None:
+    (draft / "chat_template.jinja").write_text("of all")
+    (draft / "additional_chat_templates").mkdir()
+    (draft / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    convert(str(draft), tmp_path / "new")
+    files = read_tokenizer(find_checkpoint(str(tmp_path / "new")))
+    assert files and (files.chat_template, files.tool_template) == ("of all", "with tools")
+
+
 def codec_of(folder: Path) -> TextCodec:
     files = read_tokenizer(find_checkpoint(str(folder)))
     assert files

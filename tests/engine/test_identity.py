@@ -88,12 +88,18 @@ def test_a_shard_that_is_not_there_is_said_to_be_missing(checkpoint: Path) -> No
         load_model(str(checkpoint))
 
 
+def add_template_for_tools(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("another")
+
+
 @pytest.mark.parametrize(
     ("field", "change"),
     [
         ("weights_digest", change_weight),
         ("configuration_digest", lambda folder: edit_config(folder, rms_norm_eps=1e-3)),
         ("configuration_digest", lambda folder: (folder / "chat_template.jinja").write_text("another")),
+        ("configuration_digest", add_template_for_tools),
     ],
 )
 def test_other_weights_under_the_same_name_are_another_model(field: str, change: Change, checkpoint: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerFast
 from transformers.models.gemma3.configuration_gemma3 import Gemma3Config
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
@@ -173,6 +173,18 @@ def test_the_built_in_heads_are_for_the_built_in_target_and_weigh_little(name: s
 
 def test_heads_that_are_not_built_in_are_a_folder() -> None:
     assert resolve_heads("trained/heads") == Path("trained/heads")
+
+
+@pytest.mark.parametrize("in_files", [True, False])
+def test_a_template_for_conversations_with_tools_is_read_from_wherever_it_stands(
+    in_files: bool, checkpoint: Path
+) -> None:
+    """Newer checkpoints have a file for it, older ones a list in tokenizer_config.json."""
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())  # type: ignore[no-untyped-call]
+    tokenizer.chat_template = {"default": "of all", "tool_use": "with tools", "rag": "with documents"}
+    tokenizer.save_pretrained(checkpoint, save_jinja_files=in_files)
+    files = read_tokenizer(find_checkpoint(str(checkpoint)))
+    assert files and (files.chat_template, files.tool_template) == ("of all", "with tools")
 
 
 def test_a_model_describes_itself(checkpoint: Path) -> None:

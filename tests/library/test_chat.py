@@ -170,6 +170,21 @@ def test_a_conversation_has_the_ids_that_hugging_face_gives_it(kind: str, chat: 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("chat", CHATS)
+def test_of_two_templates_a_conversation_takes_the_one_that_hugging_face_gives_it(chat: Chat) -> None:
+    """Hermes 2 Pro and Command R have one of their own for conversations with tools; the other leaves tools out."""
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = tokenizer_of("chatml")
+    of_all = "{% for one in messages %}<|im_start|>{{ one.content }}<|im_end|>{% endfor %}"
+    peer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)  # type: ignore[no-untyped-call]
+    peer.chat_template = {"default": of_all, "tool_use": CHATML}
+    codec = TextCodec(TokenizerFiles(tokenizer.to_str(), of_all, tool_template=CHATML))
+    assert codec.encode(chat) == hugging_face_ids(peer, chat)
+    assert (codec.encode(chat) == codec_of("chatml").encode(chat)) == bool(chat.tools)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["The sky is", "The sky is "])
 @pytest.mark.parametrize("kind", ["chatml", "headers"])
 def test_a_last_message_is_continued_as_hugging_face_does(kind: str, end: str) -> None:

@@ -347,10 +347,10 @@ def test_choice_rules_survive_the_wire(rule: types.ChoiceRule | None) -> None:
 
 
 def test_a_big_tokenizer_travels_in_pieces() -> None:
-    files = types.TokenizerFiles("é" * (models.PIECE_BYTES + 1), "", '{"eos_token": "x"}')
+    files = types.TokenizerFiles("é" * (models.PIECE_BYTES + 1), "", '{"eos_token": "x"}', "with tools")
     pieces = list(models.tokenizer_to_pb(files))
     assert max(len(piece.content) for piece in pieces) <= models.PIECE_BYTES
-    assert len(pieces) == 4
+    assert len(pieces) == 5
     assert models.tokenizer_from_pb(pieces) == files
 
 

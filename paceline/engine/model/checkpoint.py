@@ -240,13 +240,15 @@ def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles | None:
         raise ModelNotUsable(
             f"model {model!r}: {type(tokenizer).__name__} has no fast form; convert it to tokenizer.json"
         )
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
+    templates = tokenizer.chat_template
+    if not isinstance(templates, dict):
+        templates = {"default": templates}
     return TokenizerFiles(
         tokenizer_json=tokenizer.backend_tokenizer.to_str(),
-        chat_template=template or "",
+        chat_template=templates.get("default") or "",
         special_tokens_json=json.dumps(
             {name: str(text) for name, text in tokenizer.special_tokens_map.items() if text}
         ),
+        # As transformers chooses among several: this one for conversations with tools, the default for all others.
+        tool_template=templates.get("tool_use") or "",
     )

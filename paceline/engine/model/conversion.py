@@ -21,7 +21,7 @@ from paceline.engine.model.weight_files import plan_shards, write_shards
 from paceline.errors import InvalidRequest, ModelNotUsable
 from paceline.files import replacing
 
-_KEPT = ("*.json", "*.jinja", "*.md", "LICENSE*", "tokenizer.model")
+_KEPT = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.md", "LICENSE*", "tokenizer.model")
 """Patterns of the files that are copied as they are. Code is not among them."""
 _WANTED = re.compile(r"GLOBAL (\S+)")
 """Where torch's error names what a pickle asks for beside tensors."""
@@ -55,10 +55,10 @@ def _convert(checkpoint: Checkpoint, output: Path) -> Converted:
     tensors = {} if checkpoint.has_safetensors else _read_pickled(checkpoint)
     with replacing(output) as beside:
         beside.mkdir(parents=True)
-        _copy(_kept_files(checkpoint.folder), beside)
+        _copy(_kept_files(checkpoint.folder), checkpoint.folder, beside)
         compared = _convert_tokenizer(checkpoint, beside) if checkpoint.has_only_sentencepiece else 0
         if checkpoint.has_safetensors:
-            _copy(checkpoint.folder.glob("*.safetensors*"), beside)
+            _copy(checkpoint.folder.glob("*.safetensors*"), checkpoint.folder, beside)
         else:
             _write_tensors(tensors, beside)
         tokenizer = read_tokenizer(replace(checkpoint, folder=beside))
@@ -139,6 +139,9 @@ def _kept_files(folder: Path) -> Sequence[Path]:
     return [file for file in found if not file.name.startswith(".") and not file.name.endswith(".index.json")]
 
 
-def _copy(files: Iterable[Path], folder: Path) -> None:
+def _copy(files: Iterable[Path], origin: Path, folder: Path) -> None:
+    """Copy files of the folder `origin`, or of a folder in it, to the same places in `folder`."""
     for file in files:
-        shutil.copyfile(file, folder / file.name)  # without its mode: one that is read-only could not be changed here
+        copied = folder / file.relative_to(origin)
+        copied.parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, copied)  # without its mode: one that is read-only could not be changed here

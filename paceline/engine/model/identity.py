@@ -23,6 +23,7 @@ _NAMES_AND_VERSIONS = ("_name_or_path", "transformers_version", "dtype", "torch_
 """Entries of a configuration that tell its origin, and the dtype, which the description has as loaded."""
 _TOKENIZER_FILES = (
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "special_tokens_map.json",
     "tokenizer.json",
