@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from paceline import __version__
 from paceline.engine.backend import find_backend
 from paceline.engine.compute import memory_of
-from paceline.engine.memory import refusing_to_start
+from paceline.engine.memory import give_back_to, refusing_to_start
 from paceline.engine.model.checkpoint import find_checkpoint, read_tokenizer
 from paceline.engine.model.forms import FORMS
 from paceline.engine.model.identity import Origin
@@ -112,7 +112,8 @@ def load_share(
         loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
         group.meet()
         check_ranks(loaded, options)
-        # All have loaded by then, so that what is free is what the weights of all leave.
+        # All have loaded by then, and keep nothing more, so that what is free is what the weights of all leave.
+        give_back_to(device_here)
         group.share_memory(memory_of(device_here))
         if not place.rank:
             with nullcontext() if is_plain else _blaming_plan(place.grid):

@@ -93,10 +93,16 @@ def taken_bytes(device: torch.device) -> int:
     """Return what this process takes of the device's memory while it serves, once nothing is kept without need."""
     gc.collect()
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        give_back_to(device)
         return int(torch.cuda.memory_reserved(device)) + CONTEXT_BYTES
     give_back()
     return int(psutil.Process().memory_info().rss) + STARTED_BYTES + KEPT_BYTES
+
+
+def give_back_to(device: torch.device) -> None:
+    """Give a GPU what torch keeps of freed memory. Loading joins weights, whose parts are as much as half a model."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def give_back() -> None:
@@ -135,8 +141,12 @@ def refusing_to_start(words: str) -> Iterator[None]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free memory of the device; on a CPU at most what the container's control group leaves."""
+    """Return the free memory of the device, once a GPU has back what was freed.
+
+    On a CPU it is at most what the container's control group leaves.
+    """
     if device.type == "cuda":
+        give_back_to(device)
         return int(torch.cuda.mem_get_info(device)[0])
     free = int(psutil.virtual_memory().available)
     try:
