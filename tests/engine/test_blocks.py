@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.placing import PackedRow
 from paceline.engine.runner import PassSize, Runner
 from paceline.engine.steps import StepRow, Steps
-from paceline.errors import Overloaded, RuleUnknown
+from paceline.errors import Overloaded, RuleUnknown, StartupError
 from paceline.types import ChoiceRule, Proposal, ProposeRow, SamplingParameters
 from tests.checkpoints import FAMILIES, write_model
 from tests.fakes.device_kernels import models_of_a_device
@@ -240,6 +240,27 @@ def test_likely_shapes_are_recorded_at_start_and_the_first_calls_record_none(
         else:
             runner.forward([PackedRow("a", 0, (5, 6)), PackedRow("b", 0, (5, 6, 7, 8, 9, 10), 5)])
         assert not recorded
+
+
+@pytest.mark.parametrize(
+    ("error", "is_refused"),
+    [(torch.OutOfMemoryError("no memory"), True), (RuntimeError("not permitted when stream is capturing"), False)],
+)
+def test_a_cache_that_leaves_no_memory_for_recorded_passes_does_not_start_and_names_the_setting(
+    error: Exception, is_refused: bool, model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It started, and launched its passes kernel by kernel for as long as they found memory."""
+
+    def fail(recorder: Recorder, work: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Recorder, "_graph", fail)
+    runner = Runner(model, FIXED)
+    recorder: Any = vars(runner.passes)["_recorder"]
+    monkeypatch.setattr(recorder, "_can_record", True)
+    words = "--kv-memory 1MiB leaves no memory for passes that are recorded"
+    with pytest.raises(StartupError, match=words) if is_refused else nullcontext():
+        runner.record()
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError("no memory"), RuntimeError("the device is gone")])

@@ -59,12 +59,17 @@ class BlockPasses(FastPasses):
 
     @torch.inference_mode()
     def record(self, *, steps: bool) -> None:
-        """Record the passes, or else the steps, of sequences that are not long; the largest shapes first."""
+        """Record the passes, or else the steps, of sequences that are not long; the largest shapes first.
+
+        Raise MemoryError when there is too little for them: launched kernel by kernel they would take as much.
+        """
         for query_count in reversed(QUERY_COUNTS):
             for row_count in reversed(ROW_COUNTS):
                 if row_count <= most_rows(query_count):
                     shape = self._shape(row_count, query_count, longest=1)
                     (self._first_step if steps else self._pass)(shape)
+        if self._recorder.lacks_memory:
+            raise MemoryError("passes could not be recorded")
         if not steps:
             self._compile_choices()
 

@@ -6,6 +6,8 @@ from typing import Any, TypeAlias, TypeVar
 import structlog
 import torch
 
+from paceline.engine.memory import is_out_of_memory
+
 log = structlog.get_logger()
 
 Made = TypeVar("Made")
@@ -22,6 +24,8 @@ class Recorder:
         self.device = device
         self._can_record = device.type == "cuda"
         self._pool: Any = torch.cuda.graph_pool_handle() if self._can_record else None
+        self.lacks_memory = False
+        """Whether nothing more is recorded because memory ran out."""
 
     def recorded(self, work: Work[Made]) -> Work[Made]:
         """Return a function that repeats `work`: the replay of a graph, or `work` itself where none can be recorded.
@@ -34,8 +38,11 @@ class Recorder:
         try:
             return self._graph(work)
         except Exception as error:  # Triton's errors have no base that torch's have too
-            self._can_record = False
-            log.warning("passes cannot be recorded; they are launched kernel by kernel", error=str(error))
+            self._can_record, self.lacks_memory = False, is_out_of_memory(error)
+            # A recording that was spoilt ends by an error of its own, so all that came before is told.
+            log.warning(
+                "passes cannot be recorded; they are launched kernel by kernel", error=str(error), exc_info=error
+            )
             return work
 
     def _graph(self, work: Work[Made]) -> Work[Made]:
