@@ -386,6 +386,19 @@ def test_heads_that_give_no_numbers_cost_drafts_alone(
     assert verdict == plain
 
 
+@pytest.mark.parametrize("kind", ["clover", "eagle"])
+def test_in_half_precision_their_layers_turn_by_the_same_angles(kind: str, tmp_path: Path) -> None:
+    """Frequencies were rounded with the weights, and far into a text keys turned otherwise than they had learnt to."""
+    target = write_model(tmp_path / "target", "Llama")
+    folder = write_random_heads(tmp_path / "heads", kind, target)
+    cosines = []
+    for dtype in ("float32", "bfloat16"):
+        heads = load_heads(str(folder), load_model(str(target), dtype, "cpu"))
+        assert heads and heads.layers
+        cosines.append(vars(heads.layers)["_rotary"].cos)
+    assert torch.equal(*cosines)
+
+
 @pytest.mark.parametrize("kind", ["clover", "clover2", "eagle"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_their_layers_are_compiled_where_the_targets_are(

@@ -13,6 +13,7 @@ from paceline.engine.heads.layers import HeadLayers, with_kernels
 from paceline.engine.heads.reading import read_heads
 from paceline.engine.heads.vocabularies import PartialHead
 from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.loader import convert
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.quantized_layers import quantize_linears
@@ -63,7 +64,7 @@ def fitted(heads: HeadsModule, config: Any, model: LoadedModel) -> LoadedHeads:
         _check_size("num_key_value_heads", body.config.num_key_value_heads, shape.kv_head_count)
         _check_size("num_attention_heads", body.config.num_attention_heads, shape.head_count)
         _check_size("head_dim", body.layers[0].self_attn.head_dim, shape.head_size)
-    heads.requires_grad_(False).to(device=shape.device, dtype=shape.dtype)
+    convert(heads.requires_grad_(False).to(device=shape.device), shape.dtype)
     heads.take_target(plain.norm, shape.layer_count)
     _check_taps(heads.tapped_layers, shape.layer_count)
     if heads.head:

@@ -182,7 +182,7 @@ def _check_stored(model: str, files: Sequence[Path]) -> None:
         )
 
 
-def convert(module: PreTrainedModel, dtype: torch.dtype) -> None:
+def convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
     """Convert the weights, as if they had been read so. Buffers, such as rotary frequencies, keep their dtype."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
