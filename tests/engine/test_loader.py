@@ -219,3 +219,13 @@ def test_a_model_that_memory_does_not_hold_is_refused_in_words_of_its_own(
     with pytest.raises(StartupError, match="does not fit the memory of cpu; take a shorter --dtype") as refused:
         load_model(str(checkpoint))
     assert not isinstance(refused.value, ModelNotUsable)
+
+
+def test_products_of_float32_are_float32_s_whatever_a_container_says(checkpoint: Path) -> None:
+    """NVIDIA's containers set TF32, by which verified and plainly decoded rows may choose apart."""
+    torch.set_float32_matmul_precision("high")
+    try:
+        load_model(str(checkpoint))
+        assert torch.get_float32_matmul_precision() == "highest"
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -149,8 +149,18 @@ def _resolve_dtype(model: str, dtype: Dtype, config: Any) -> torch.dtype | Liter
     return stated or "auto"
 
 
+def keep_float32() -> None:
+    """Have products of float32 computed in float32.
+
+    NVIDIA's containers have torch round what enters them to ten bits (TF32, `TORCH_ALLOW_TF32_CUBLAS_OVERRIDE`), which
+    other rows of a pass may then show.
+    """
+    torch.set_float32_matmul_precision("highest")
+
+
 def read_module(checkpoint: Checkpoint, dtype: Dtype, device: str) -> tuple[PreTrainedModel, Origin]:
     """Read the weights and tell their origin. Raise ModelNotUsable."""
+    keep_float32()
     chosen = _resolve_dtype(checkpoint.model, dtype, checkpoint.config)
     files = checkpoint.weight_files
     try:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from paceline.engine.model.checkpoint import find_checkpoint
-from paceline.engine.model.loader import end_token_ids_of
+from paceline.engine.model.loader import end_token_ids_of, keep_float32
 from paceline.engine.model.quantized_layers import quantize_layers
 from paceline.types import Quantization
 
@@ -26,6 +26,7 @@ class HuggingFaceReference:
         With `quantization` it has the weights that the engine would have, and rounds rows where that does.
         """
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        keep_float32()
         folder = find_checkpoint(model).folder
         self._folder = folder
         # Assisted generation warns about calls that transformers itself makes.
