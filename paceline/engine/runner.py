@@ -290,7 +290,9 @@ def _pass_size(running: Sequence[tuple[PackedRow, Piece]]) -> PassSize:
 
 
 def _identified(model: LoadedModel, options: EngineOptions, heads: HeadsDrafts | None) -> ModelDescription:
-    kernels = kernels_of(model, options.layout, fixed_shapes=has_fixed_shapes(model, options))
+    # Where no row depends on others, padding changes no bit: so a model over stages, which pads nothing, is the same.
+    pads = has_fixed_shapes(model, options) and not model.decoder.is_row_independent(options.layout)
+    kernels = kernels_of(model, options.layout, fixed_shapes=pads)
     rank_count = model.group.place.grid.rank_count if model.group else 1
     compute = compute_of(torch.device(model.description.device), rank_count)
     described = replace(model.description, numerics=options.numerics, kernels=kernels, compute=compute)

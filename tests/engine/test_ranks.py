@@ -39,6 +39,7 @@ from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, edit_config, write_model
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.threaded_ranks import Channel, ChannelLinks, Channels, loaded_on_ranks
+from tests.tools import kernels_of_a_gpu
 
 SHARES, STAGES, BOTH = RankGrid(2, 1), RankGrid(1, 2), RankGrid(2, 2)
 OPTIONS = EngineOptions(kv_memory="1MiB")
@@ -116,6 +117,17 @@ def test_results_over_stages_are_those_of_one_process_to_the_last_bit(
         assert all(torch.equal(*both) for both in zip(logits_of(model), expected, strict=True))
         both = [Runner(one, OPTIONS).describe().identity.model_digest for one in (model, alone)]
         assert both[0] == both[1]
+
+
+def test_a_model_over_stages_of_gpus_that_are_strict_is_the_model_of_one(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """One process records its passes, of which stages give the same bits; as replicas they refused each other."""
+    options = replace(OPTIONS, numerics="strict")
+    with kernels_of_a_gpu():
+        alone = Runner(load_model(str(pairs["Llama"].target), "bfloat16", "cpu"), options).describe()
+        with loaded_on_ranks(pairs["Llama"].target, STAGES, options, "bfloat16") as model:
+            over_stages = Runner(model, options).describe()
+    assert over_stages.kernels == alone.kernels
+    assert over_stages.identity.model_digest == alone.identity.model_digest
 
 
 @pytest.mark.parametrize("grid", [SHARES, STAGES], ids=str)
