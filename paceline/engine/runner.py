@@ -41,7 +41,7 @@ from paceline.engine.rules import SequenceRules
 from paceline.engine.sampling import Choice, Choosing, choose, ranked
 from paceline.errors import InvalidRequest, Overloaded, PacelineError, StartupError, as_result
 from paceline.scope import RowT
-from paceline.types import ChoiceRule, ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
+from paceline.types import GREEDY, ChoiceRule, ModelDescription, ModelIdentity, Prefilled, RolledBack, SequenceLength
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +237,21 @@ class Runner:
     def record(self) -> None:
         """Record the passes that are likely, where passes are recorded, so that no call waits for it.
 
-        Raise StartupError when the cache left no memory for them.
+        Where kernels are compiled when they first run, run them. Raise StartupError when the cache left no memory.
         """
-        if isinstance(self.passes, BlockPasses):
-            with refusing_to_start(f"{self._setting} leaves no memory for passes that are recorded; give less"):
+        with refusing_to_start(f"{self._setting} leaves no memory for passes that are recorded; give less"):
+            if isinstance(self.passes, BlockPasses):
                 self.passes.record(steps=self._options.takes_steps)
+            elif self.model.backend.tables:
+                self._run_once()
+
+    def _run_once(self) -> None:
+        """Run a pass of one token, and choose the next."""
+        self.cache.keep("", 0, ())
+        self.cache.append("", (0,))
+        (logits,) = self.passes.run([Piece("", 0, (0,), 1)])
+        self.choose([Choosing(logits, GREEDY, (0,))])
+        self.release([""])
 
     def rollback(self, lengths: Iterable[SequenceLength], scope: str = "") -> list[RolledBack | PacelineError]:
         """Truncate each named sequence of the caller's scope; return what that freed, or why it failed."""

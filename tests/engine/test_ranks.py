@@ -24,11 +24,13 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.shares import check_divisible
 from paceline.engine.numerics import check_ranks
 from paceline.engine.options import EngineOptions
+from paceline.engine.passes import FastPasses, Piece
 from paceline.engine.placing import PackedRow
 from paceline.engine.plan import BatchPlan
 from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.links import Awaited
 from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, from_numbers, to_numbers
+from paceline.engine.row_choice import DeviceChooser
 from paceline.engine.runner import Runner
 from paceline.engine.steps import StepRow, Steps
 from paceline.errors import StartupError
@@ -38,6 +40,7 @@ from paceline.types import GREEDY, RankGrid, RankPlace, Verdict, VerifyRow
 from target_service.verifier import Verifier
 from tests.checkpoints import FAMILIES, edit_config, write_model
 from tests.conftest import PairOfCheckpoints
+from tests.fakes.device_kernels import models_of_a_device
 from tests.fakes.threaded_ranks import Channel, ChannelLinks, Channels, loaded_on_ranks
 from tests.tools import kernels_of_a_gpu
 
@@ -117,6 +120,30 @@ def test_results_over_stages_are_those_of_one_process_to_the_last_bit(
         assert all(torch.equal(*both) for both in zip(logits_of(model), expected, strict=True))
         both = [Runner(one, OPTIONS).describe().identity.model_digest for one in (model, alone)]
         assert both[0] == both[1]
+
+
+def test_kernels_of_a_gpu_that_compiles_them_when_they_first_run_have_run_before_calls_come(
+    pairs: dict[str, PairOfCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks record nothing, so the first call waited until all kernels of a layer and of choices were compiled."""
+    done: list[str] = []
+    run, choose = FastPasses.run, DeviceChooser.choose
+
+    def noted_run(passes: FastPasses, pieces: Sequence[Piece]) -> Any:
+        done.append("run")
+        return run(passes, pieces)
+
+    def noted_choose(chooser: DeviceChooser, *rows: Any) -> list[int]:
+        done.append("choose")
+        return choose(chooser, *rows)
+
+    with models_of_a_device(), loaded_on_ranks(pairs["Llama"].target, SHARES, OPTIONS) as model:
+        runner = Runner(model, OPTIONS)
+        monkeypatch.setattr(FastPasses, "run", noted_run)
+        monkeypatch.setattr(DeviceChooser, "choose", noted_choose)
+        runner.record()
+        assert done == ["run", "choose"]
+        assert (runner.cache.sequence_count, runner.cache.held_bytes) == (0, 0)
 
 
 def test_a_model_over_stages_of_gpus_that_are_strict_is_the_model_of_one(pairs: dict[str, PairOfCheckpoints]) -> None:
