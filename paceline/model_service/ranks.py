@@ -12,13 +12,14 @@ import structlog
 
 from paceline.engine.following import Follower
 from paceline.engine.loading import load_model, load_share
+from paceline.engine.model.loader import resolve_device
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
 from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.links import TorchLinks
 from paceline.engine.ranks.messages import End
 from paceline.errors import PeerUnavailable, StartupError
-from paceline.model_service.worker import ModelWorker
+from paceline.model_service.worker import ModelWorker, niceness_on
 from paceline.process.ranks import Ranks
 from paceline.process.settings import ModelServiceSettings
 from paceline.wire import ends_with_stdin
@@ -63,7 +64,8 @@ async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: 
     if settings.stop_with_stdin:
         ends_with_stdin(partial(_end_without_first, ranks))
     place, load = ranks.place, share_loader(settings, options, ranks, load_model)
-    with closing(ModelWorker(ranks.threads(settings.threads))) as worker:
+    niceness = niceness_on(resolve_device(settings.device))
+    with closing(ModelWorker(ranks.threads(settings.threads), niceness=niceness)) as worker:
         with loading_together(ranks):
             model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
             follower = await worker.run(Follower, model, options)

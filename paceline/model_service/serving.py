@@ -23,7 +23,7 @@ from paceline.model_service.call_queue import TurnBound
 from paceline.model_service.metrics import ModelCollector, ModelMetrics
 from paceline.model_service.ranks import follow, leading, loading_together, share_loader
 from paceline.model_service.servicer import Answering
-from paceline.model_service.worker import NICENESS, ModelWorker
+from paceline.model_service.worker import ModelWorker, niceness_on
 from paceline.observe.metrics import CallCounter, CertificateCollector
 from paceline.observe.tracing import traced_calls, traced_requests
 from paceline.process.instruments import Instruments, instruments
@@ -145,13 +145,11 @@ async def _until_stopped(settings: ModelServiceSettings, runner: Runner, worker:
 
 
 def _worker(settings: ModelServiceSettings, ranks: Ranks, metrics: ModelMetrics, lanes: int) -> ModelWorker:
-    # A thread that feeds a GPU must not wait for a core.
-    niceness = 0 if resolve_device(settings.device) == "cuda" else NICENESS
     bound = TurnBound(settings.max_rows, CHUNKS_TOGETHER * settings.prefill_chunk_tokens)
     return ModelWorker(
         ranks.threads(settings.threads),
         metrics.call_ended,
-        niceness,
+        niceness=niceness_on(resolve_device(settings.device)),
         lanes=lanes,
         bound=bound,
         on_turn=metrics.turn_begins,

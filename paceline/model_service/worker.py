@@ -301,6 +301,12 @@ def _settle(items: Sequence[_Item], outcomes: Sequence[Any], timings: Sequence[C
             item.future.set_result((outcome, timing))
 
 
+def niceness_on(device: str) -> int:
+    """Return what is added to the nice value of a thread that works with a model on a device."""
+    # A thread that feeds a GPU must not wait for a core.
+    return 0 if device == "cuda" else NICENESS
+
+
 def _begin(threads: int | None, niceness: int) -> None:
     if niceness and sys.platform == "linux":
         # On Linux a thread has a priority of its own. On busy cores, short work then comes before model work: calls

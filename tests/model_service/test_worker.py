@@ -4,14 +4,20 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from threading import Event
+from typing import Any
 
 import pytest
+import torch
 
 from paceline.engine.calls import Call
-from paceline.errors import InvalidRequest
-from paceline.model_service.worker import ModelWorker
+from paceline.errors import InvalidRequest, StartupError
+from paceline.model_service import ranks, serving
+from paceline.model_service.worker import NICENESS, ModelWorker
+from paceline.process.ranks import Ranks
 from paceline.scope import Caller
-from paceline.types import VerifyRow
+from paceline.types import RankGrid, RankPlace, VerifyRow
+from paceline.wire import ServerOptions
+from target_service.config import TargetSettings
 
 
 async def test_work_between_calls_begins_when_no_call_waits_or_runs() -> None:
@@ -190,3 +196,21 @@ async def test_calls_that_come_while_another_works_share_the_next_turn(lanes: in
     assert await asyncio.gather(first, *others) == [1, 3, 3, 3]
     assert counts == [1, 3]
     worker.close()
+
+
+@pytest.mark.parametrize(("has_gpu", "niceness"), [(True, 0), (False, NICENESS)])
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_a_thread_that_feeds_a_gpu_waits_for_no_core_in_any_rank(
+    rank: int, has_gpu: bool, niceness: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In ranks after the first it gave way to all else, and the others waited for it."""
+
+    def worker(*_: Any, **asked: Any) -> Any:
+        raise StartupError(f"niceness {asked['niceness']}")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    for module in (serving, ranks):
+        monkeypatch.setattr(module, "ModelWorker", worker)
+    own = Ranks(RankPlace(rank, RankGrid(2, 1)), are_here=False)
+    with pytest.raises(StartupError, match=f"niceness {niceness}$"):
+        await serving.serve_model("target_service", TargetSettings(), ServerOptions(), own, "", lambda *_: None)
