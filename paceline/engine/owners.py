@@ -2,8 +2,9 @@
 
 Callers share the cache by age: the youngest sequence of all gives up its cache. But each caller is certain of a part of
 its fair share, so that one whose sequences are many and old leaves room for the others. Between the sequences of one
-caller the caller decides itself. What no call named for long goes first, because its caller may be gone. Knows nothing
-of pages.
+caller the caller decides itself. What no call named for long goes first, because its caller may be gone. What callers
+are certain of keeps no sequence waiting for ever: the oldest that lacked room long ago takes it from all younger ones,
+and gives it to none of them. Knows nothing of pages.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,6 +18,8 @@ IDLE_S = 30.0
 """Seconds without a call that names a sequence, after which it gives way to all of other callers."""
 CERTAIN_SHARE = 2
 """One in this many tokens of a caller's fair share of the cache is not given to others."""
+PATIENCE_S = 30.0
+"""Seconds after its first lack of room from which the oldest such sequence goes before what others are certain of."""
 
 
 @dataclass(slots=True)
@@ -25,6 +28,8 @@ class _Owned:
     number: int
     """Order in which sequences were first named."""
     named_s: float
+    lacked_s: float | None = None
+    """When it first found no room, or gave its cache up; None: it always had room."""
 
 
 class Owners:
@@ -42,6 +47,12 @@ class Owners:
                 self._owned[one].caller, self._owned[one].named_s = caller, now_s
             else:
                 self._owned[one] = _Owned(caller, next(self._numbers), now_s)
+
+    def lacked(self, sequence_id: str) -> None:
+        """Note that a sequence found no room, or gave its cache up."""
+        owned = self._owned.get(sequence_id)
+        if owned and owned.lacked_s is None:
+            owned.lacked_s = self._clock()
 
     def forget(self, sequence_id: str) -> None:
         self._owned.pop(sequence_id, None)
@@ -73,19 +84,28 @@ class Owners:
         ]
         if idle:
             return min(idle)[1]
-        certain, own_number = self._certain_callers(sequence_id), self._owned[sequence_id].number
+        own_number, overdue = self._owned[sequence_id].number, self._overdue()
+        certain = self._certain_callers(sequence_id)
         # A caller that is certain of more than it has takes from those that have more, whatever their age.
         least = -1 if caller.name in certain else own_number
-        younger = [
-            (owned.number, one)
-            for one, owned in self._owned.items()
-            if owned.number > least
-            and one not in placed
-            and self._cache.length(one)
-            and (owned.caller.name not in certain)
-        ]
+        held = [(self._owned[one].number, one) for one in self._owned if one not in placed and self._cache.length(one)]
+        younger = [(number, one) for number, one in held if number > least and self.caller(one).name not in certain]
+        if overdue < own_number:  # no younger one takes from it
+            younger = [found for found in younger if found[0] != overdue]
+        elif overdue == own_number and not younger:  # only what callers are certain of is left
+            younger = [found for found in held if found[0] > own_number]
         _, found = max(younger, default=(-1, None))
         return found if found is None or self.caller(found).name != caller.name else None
+
+    def _overdue(self) -> int:
+        """Return the number of the oldest sequence that lacked room long ago and is still wanted; -1 without any."""
+        now_s = self._clock()
+        numbers = (
+            owned.number
+            for owned in self._owned.values()
+            if owned.lacked_s is not None and now_s - owned.lacked_s > PATIENCE_S and now_s - owned.named_s <= IDLE_S
+        )
+        return min(numbers, default=-1)
 
     def _certain_callers(self, sequence_id: str) -> set[str]:
         """Return the names of callers that hold no more than they are certain of."""

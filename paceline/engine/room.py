@@ -40,6 +40,7 @@ class CacheRoom:
             except CacheFull:
                 victim = self._owners.victim(sequence_id, self._running.union(placed))
                 if victim is None:
+                    self._owners.lacked(sequence_id)
                     raise
                 self._take_back(victim)
                 if not self._cache.length(sequence_id):  # the refusal forgot it
@@ -63,6 +64,7 @@ class CacheRoom:
         self._lost_bytes.pop(sequence_id, None)
 
     def _take_back(self, sequence_id: str) -> None:
+        self._owners.lacked(sequence_id)
         held_bytes = self._cache.held_bytes
         self._on_changed(sequence_id)
         self._cache.release(sequence_id)

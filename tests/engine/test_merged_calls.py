@@ -13,7 +13,7 @@ from paceline.engine.calls import Call
 from paceline.engine.loading import load_model
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.options import EngineOptions
-from paceline.engine.owners import IDLE_S
+from paceline.engine.owners import IDLE_S, PATIENCE_S
 from paceline.engine.passes import Piece
 from paceline.engine.runner import PassSize, Runner
 from paceline.errors import CacheFull, DuplicateSequence, InvalidRequest, PacelineError, PrefixNotCached, RuleUnknown
@@ -240,6 +240,52 @@ def test_what_nobody_named_for_long_gives_way_whatever_its_age(model: LoadedMode
     assert held(runner, "1", "2") == [0, 12 + longer]
     (told,) = verifier.verify_calls([grow(OLD, "1", dead_tokens, 1)])[0]
     assert isinstance(told, CacheFull) and told.gave_cache_up
+
+
+def test_who_lacked_room_for_long_gets_it_before_what_others_are_certain_of(model: LoadedModel) -> None:
+    """A sequence of more than others left waited for as long as these had work, and lost all that it had to them."""
+    clock = Clock()
+    runner = runner_of(model, pages=8, clock=clock)
+    verifier = Verifier(runner)
+
+    def asked(call: Call[VerifyRow]) -> VerifyOutcome | PacelineError:
+        ((result,),) = verifier.verify_calls([call])
+        return result
+
+    asked(prompt(OLD, "1", 24))
+    asked(prompt(YOUNG, "2", 8))
+    for _ in range(4):
+        refused = asked(grow(OLD, "1", 24, 1))
+        assert isinstance(refused, CacheFull) and not refused.gave_cache_up
+        assert isinstance(asked(grow(YOUNG, "2", 7, 1)), Verdict)
+        clock.advance(PATIENCE_S / 4)
+    clock.advance(1)
+    assert isinstance(asked(grow(OLD, "1", 24, 1)), Verdict)
+    assert held(runner, "1", "2") == [25, 0]
+    told = asked(grow(YOUNG, "2", 8, 1))
+    assert isinstance(told, CacheFull) and told.gave_cache_up
+    assert isinstance(asked(prompt(YOUNG, "2", 8)), CacheFull) and held(runner, "1") == [25], "it keeps what it got"
+    assert isinstance(asked(grow(OLD, "1", 25, 7)), Verdict)
+    runner.release(["1"])
+    assert isinstance(asked(prompt(YOUNG, "2", 8)), Verdict)
+
+
+def test_who_gave_its_cache_up_to_what_others_are_certain_of_loses_it_no_more_for_ever(model: LoadedModel) -> None:
+    clock = Clock()
+    runner = runner_of(model, pages=8, clock=clock)
+    verifier = Verifier(runner)
+    verifier.verify_calls([prompt(OLD, "1", 32)])
+    for _ in range(3):
+        verifier.verify_calls([prompt(YOUNG, "2", 8)])
+        assert held(runner, "1", "2") == [0, 8]
+        runner.release(["2"])
+        verifier.verify_calls([grow(OLD, "1", 31, 1)])
+        assert isinstance(verifier.verify_calls([prompt(OLD, "1", 32)])[0][0], Verdict)
+        clock.advance(PATIENCE_S / 2)
+        verifier.verify_calls([grow(OLD, "1", 31, 1)])
+    clock.advance(1)
+    assert isinstance(verifier.verify_calls([prompt(YOUNG, "2", 8)])[0][0], CacheFull)
+    assert held(runner, "1") == [32]
 
 
 Results = list[VerifyOutcome | PacelineError]
