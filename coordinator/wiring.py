@@ -253,13 +253,26 @@ def _places(settings: CoordinatorSettings) -> int:
     return policy.live_limit(settings.batch_size, settings.lane_count)
 
 
+def _group_size(settings: CoordinatorSettings, target: ModelDescription) -> int:
+    """Return the most rows of a group: a target refuses all rows of a call that has more than it says it takes."""
+    size = min(settings.batch_size, target.max_rows or settings.batch_size)
+    if size < settings.batch_size:
+        log.warning(
+            "the target takes fewer rows in a call than --batch-size, so groups are smaller; give it more --max-rows",
+            model=target.model_id,
+            max_rows=size,
+            batch_size=settings.batch_size,
+        )
+    return size
+
+
 def _grouping(settings: CoordinatorSettings, target: ModelDescription, way: Way) -> Grouping:
     """Return how groups are formed; in one lane as many rows are live as in several, unless lanes were asked for."""
-    lanes = settings.lane_count
-    alone = _groups(settings, target, way, settings.batch_size, lanes)
+    lanes, size = settings.lane_count, _group_size(settings, target)
+    alone = _groups(settings, target, way, size, lanes)
     if settings.lanes is not None or lanes == 1:
         return Grouping(alone)
-    return Grouping(alone, _groups(settings, target, way, lanes * settings.batch_size, 1))
+    return Grouping(alone, _groups(settings, target, way, lanes * size, 1))
 
 
 def _groups(settings: CoordinatorSettings, target: ModelDescription, way: Way, size: int, lanes: int) -> Groups:

@@ -1,5 +1,6 @@
 """How groups are formed where a target works for several coordinators."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -13,8 +14,10 @@ from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.grouping import ROUNDS, Grouping, Groups
 from coordinator.rounds.turn_times import TurnTimes
 from paceline.checks import MAX_ROWS
+from paceline.errors import InvalidRequest, PeerUnavailable
 from paceline.types import CallTiming, Verdicts, VerifyRow
-from tests.coordinators import generate_all, prompts, scheduling
+from tests.coordinators import dispatching, generate_all, prompts, scheduling
+from tests.fakes.dispatches import output, submit, whole
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, continuation
 
 TWO, ONE = (
@@ -126,3 +129,32 @@ async def test_a_coordinator_has_one_group_of_twice_the_rows_at_a_target_that_wo
         verifier.others_s = 0.0
         await generate_all(admission, scheduler, prompts(64), 60)
         assert all(len(call) <= 4 for call in verifier.calls[-ROUNDS:])
+
+
+class Strict(FakeVerifier):
+    """A target that refuses calls of more rows than it says it takes."""
+
+    refused_count = 0
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        if len(rows) > self.description.max_rows:
+            self.refused_count += 1
+            raise InvalidRequest("rows has more entries than are taken in a call")
+        return await super().verify(rows, timeout_s)
+
+
+async def test_a_target_that_takes_fewer_rows_after_a_restart_gets_groups_of_so_many() -> None:
+    """Each of its calls was refused, and each generation of the group then had a round alone."""
+    verifier = Strict()
+    verifier.description = replace(verifier.description, max_rows=4)
+    async with dispatching([FakeDrafter(0.7)], [verifier], batch_size=4) as running:
+        assert [await output(submit(running, prompt)) for prompt in prompts(4)] == list(map(whole, prompts(4)))
+        for most_rows in (3, 1):
+            running.targets[0].lose(PeerUnavailable("killed"))
+            verifier.description = replace(verifier.description, max_rows=most_rows)
+            verifier.calls.clear()
+            requests = [submit(running, prompt) for prompt in prompts(8)]
+            await running.targets[0].look()
+            assert await asyncio.gather(*map(output, requests)) == list(map(whole, prompts(8)))
+            assert max(map(len, verifier.calls)) == most_rows
+        assert not verifier.refused_count
