@@ -59,6 +59,11 @@ class GenerationPool:
         return min(free, 1) if self._room.is_scarce and self._live else free
 
     @property
+    def resting(self) -> list[Generation]:
+        """Generations without a place: they wait for one, or pause until more of their output is read."""
+        return [*self._waiting, *self._unread]
+
+    @property
     def unread_count(self) -> int:
         """Generations that pause until more of their output is read."""
         return len(self._unread)

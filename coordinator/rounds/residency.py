@@ -48,9 +48,15 @@ class Residency:
         """Free generations that have ended and are in no round, at all services."""
         ended = list(generations)
         self._tell_targets(ended)
-        if drafted := [one.sequence_id for one in ended if one in self._drafted]:
-            self._drafted.difference_update(ended)
-            self._owe(self._drafter, drafted)
+        self.leave_drafts(ended)
+
+    def leave_drafts(self, generations: Iterable[Generation]) -> None:
+        """Free generations that are in no round at the draft services, which get them whole if they go on."""
+        if drafted := [one for one in generations if one in self._drafted]:
+            for one in drafted:
+                one.forget_draft()
+            self._drafted.difference_update(drafted)
+            self._owe(self._drafter, [one.sequence_id for one in drafted])
 
     async def take_back(self, generation: Generation, length: int) -> int:
         """Cut a generation's target cache to `length` tokens, and return the bytes that this freed.
@@ -78,7 +84,7 @@ class Residency:
     @property
     def held_count(self) -> int:
         """Count of generations that some service may hold."""
-        return len(self._drafted)
+        return len(self._drafted | self._targets.keys())
 
     async def told(self, target: Releases, timeout_s: float) -> bool:
         """Tell the target everything now; return whether there was anything to tell."""

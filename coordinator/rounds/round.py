@@ -135,6 +135,7 @@ def _report(
         further=taken.further,
         pass_count=taken.pass_count,
         draft_times={model: one.time for model, one in asked.items() if not isinstance(one.result, PacelineError)},
+        drafts_lack_room=any(one.lacks_room for one in asked.values()),
     )
 
 

@@ -51,6 +51,11 @@ class Asked:
     def others_s(self) -> float:
         return self.result.timing.others_s if isinstance(self.result, Proposals) else 0.0
 
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a draft service had no room in its cache for a row."""
+        return isinstance(self.result, Proposals) and any(isinstance(one, CacheFull) for one in self.result.results)
+
 
 async def ask_drafts(
     wishes: Mapping[Generation, Wish],

@@ -96,6 +96,8 @@ class RoundReport:
     """Rounds that the target ran in the call, those after the ends of outputs too: its time is that of all."""
     draft_times: Mapping[str, HopTime] = field(default_factory=dict)
     """Times of the calls for drafts that did not fail, by model. They ran side by side."""
+    drafts_lack_room: bool = False
+    """Whether a draft service had no room in its cache for a row."""
 
     @property
     def further_s(self) -> float:

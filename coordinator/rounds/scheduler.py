@@ -160,6 +160,8 @@ class Scheduler:
         try:
             report = await self._run_round(group, waits_s, lane, groups)
             failed, shortage = report.failed, report.shortage
+            if report.drafts_lack_room:
+                self._residency.leave_drafts(self.pool.resting)
         except Exception as error:
             is_out_of_time = self._is_out_of_time(group, error)
             if is_out_of_time and not self._target.is_given_up:

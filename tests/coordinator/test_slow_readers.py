@@ -70,6 +70,22 @@ async def test_what_is_not_read_is_taken_back_first_where_a_cache_is_full() -> N
         assert await output(unread) == whole((5,), LONG)
 
 
+async def test_what_is_not_read_leaves_a_draft_service_without_room_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It kept its cache there for as long as its client read nothing, and others had no drafts meanwhile."""
+    monkeypatch.setattr("coordinator.rounds.residency.NEXT_REQUEST_S", 0.0)
+    drafter, count = FakeDrafter(1.0, capacity_tokens=LONG), 240
+    async with dispatching([drafter], [FakeVerifier()], batch_size=1) as running:
+        unread = submit(running, (5,), LONG)
+        await until(lambda: unread.generations[0].is_unread)
+        other = submit(running, (6,), count)
+        assert await output(other) == whole((6,), count)
+        assert other.generations[0].usage.round_count < 0.3 * count, "all of three drafts are right"
+        assert await output(unread) == whole((5,), LONG)
+    assert not drafter.token_ids
+
+
 async def test_what_is_not_read_counts_as_waiting_and_leaves_with_its_client() -> None:
     verifier, drafter = FakeVerifier(), FakeDrafter(0.7)
     async with dispatching([drafter], [verifier], batch_size=1, queue_limit=1) as running:

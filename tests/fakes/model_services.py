@@ -282,8 +282,15 @@ class HeldVerifier(FakeVerifier):
 class FakeDrafter(FakeModel):
     """A draft that is right with probability `skill`; `before` as in FakeVerifier."""
 
-    def __init__(self, skill: float, seed: int = 0, before: Callable[[int], None] = lambda number: None) -> None:
-        super().__init__("draft")
+    def __init__(
+        self,
+        skill: float,
+        seed: int = 0,
+        before: Callable[[int], None] = lambda number: None,
+        *,
+        capacity_tokens: int = 10**6,
+    ) -> None:
+        super().__init__("draft", capacity_tokens)
         self.max_length = 1000
         self.prefill_chunk_tokens = CHUNK_TOKENS
         self.max_rows = MAX_ROWS
