@@ -25,6 +25,9 @@ from paceline.types import ModelDescription
 
 log = structlog.get_logger()
 
+MOST_TOLD = 64
+"""Names of drafts, or of kernels, that are told of: a service may have another one at every look."""
+
 
 class Targets(Protocol):
     def has_fitting(self, besides: Replica[Remote]) -> bool:
@@ -48,9 +51,8 @@ class CurrentModel:
         self._targets = targets
         self._drafts = drafts
         self._admission: Admission | None = None
-        self._other_kernels: set[str] = set()
-        self._unread: set[str] = set()
-        """Names of drafts of which it was told that they lack tokens."""
+        self._other_kernels, self._unread = _Told(), _Told()
+        """Kernels of targets that differ from the first, and drafts that lack tokens, by name."""
 
     @property
     def admission(self) -> Admission:
@@ -82,9 +84,8 @@ class CurrentModel:
     def _tell_unread(self, draft: ModelDescription) -> None:
         """Warn of a draft that cannot read all tokens. Vocabularies tell nothing of that: they are padded."""
         text = self.admission.served.text
-        if text is None or text.token_count <= draft.vocabulary_size or draft.model_id in self._unread:
+        if text is None or text.token_count <= draft.vocabulary_size or not self._unread.is_news(draft.model_id):
             return
-        self._unread.add(draft.model_id)
         log.warning(
             "the draft lacks tokens of the target; outputs with one of them, in the prompt or before the end, get no "
             "more drafts: if that is a token of the chat template, choose another draft",
@@ -103,7 +104,7 @@ class CurrentModel:
             await self.check_target(replica, model)  # another was faster
             return
         self._admission = self._make_admission(served)
-        self._other_kernels.clear()
+        self._other_kernels, self._unread = _Told(), _Told()
         if before:
             self._end_all(before.served.target, model)
 
@@ -148,15 +149,28 @@ class CurrentModel:
         self._tell_kernels(model)
 
     def _tell_kernels(self, model: ModelDescription) -> None:
-        if model.kernels == self.target.kernels or model.kernels in self._other_kernels:
+        if model.kernels == self.target.kernels or not self._other_kernels.is_news(model.kernels):
             return
-        self._other_kernels.add(model.kernels)
         log.warning(
             "a target replica computes with other kernels than the first: an output that goes on there may be "
             "rounded otherwise, which decides between close logits; strict numerics refuse that",
             kernels=model.kernels,
             first=self.target.kernels,
         )
+
+
+class _Told:
+    """Names that were told of while one model is served."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def is_news(self, name: str) -> bool:
+        """Note that a name is told of. Return whether it is the first time, of as many names as are told of."""
+        is_first = name not in self._names and len(self._names) < MOST_TOLD
+        if is_first:
+            self._names.add(name)
+        return is_first
 
 
 async def _read_served(remote: RemoteTarget, model: ModelDescription) -> Served:

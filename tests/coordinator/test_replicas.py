@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 
 from coordinator.background import background
 from coordinator.config import CoordinatorSettings
-from coordinator.door.current_model import CurrentModel
+from coordinator.door.current_model import MOST_TOLD, CurrentModel
 from coordinator.protocols import Remote
 from coordinator.replicas import replica as replica_module
 from coordinator.replicas.discovery import HostPort, parse_addresses, resolve
@@ -366,6 +366,34 @@ async def test_a_draft_that_lacks_tokens_of_its_target_is_told_once_and_used() -
             assert replica.is_up
     told = [(one["draft"], one["first_lacking_id"]) for one in logs if "first_lacking_id" in one]
     assert told == [(f"draft of {last}", last)]
+
+
+async def test_what_is_told_of_drafts_is_told_anew_of_another_target_and_of_few_names() -> None:
+    """A draft that lacked tokens of the target was not told of where it had lacked some of the one before."""
+
+    class NoneLeft:
+        def has_fitting(self, besides: Replica[Remote]) -> bool:
+            return False
+
+        def end(self, reason: Callable[[Generation], PacelineError | None]) -> None:
+            """There is no generation."""
+
+        def look_anew(self, reason: PacelineError) -> None:
+            """There is no draft."""
+
+    tokenizer = Tokenizer(WordLevel({"known": 0, "unknown": 1}, unk_token="unknown"))
+    model, draft = CurrentModel(admission, left := NoneLeft(), left), FakeDrafter(1.0)
+    names = [f"draft {number}" for number in range(2 * MOST_TOLD)]
+    with structlog.testing.capture_logs() as logs:
+        for target_name in ("one", "another"):
+            target = FakeVerifier()
+            target.description = other(model_id=target_name)
+            target.tokenizer = TokenizerFiles(tokenizer.to_str())
+            await Replica("1:1", target, model.check_target).look()
+            for name in names:
+                draft.description = describe(name, "print", vocabulary_size=1)
+                await Replica("2:1", draft, model.check_draft).look()
+    assert [one["draft"] for one in logs if "first_lacking_id" in one] == 2 * names[:MOST_TOLD]
 
 
 async def test_a_draft_of_another_family_is_refused() -> None:
