@@ -12,12 +12,17 @@ from coordinator.rounds.output_lengths import OutputLengths
 
 RISE = 1.01
 """Factor on the room with every output that ends while it is scarce: other coordinators may have freed some."""
+QUIET = 64
+"""Outputs that end without a shortage after which none is expected any more: what was measured while others held nearly
+all of the cache would hold generations back for a thousand outputs after they are gone."""
 
 
 class RoomEstimate:
     def __init__(self) -> None:
         self._token_count: float | None = None
-        """The room in tokens; None: no shortage was seen yet."""
+        """The room in tokens; None: no shortage was seen yet, or none of late."""
+        self._quiet_count = 0
+        """Outputs that ended since the last shortage."""
         self._lengths = OutputLengths()
 
     @property
@@ -27,11 +32,13 @@ class RoomEstimate:
     def ran_short(self, cached: Iterable[Generation], free_count: int) -> None:
         """Note that the target refused a row, with `cached` in its cache and room for `free_count` more tokens."""
         self._token_count = max(1, sum(one.target_cached_length for one in cached) + max(0, free_count))
+        self._quiet_count = 0
 
     def ended(self, generation: Generation) -> None:
         self._lengths.ended(generation)
         if self._token_count is not None:
-            self._token_count *= RISE
+            self._quiet_count += 1
+            self._token_count = RISE * self._token_count if self._quiet_count < QUIET else None
 
     def fits(self, candidate: Generation, live: Iterable[Generation], paused: Iterable[Generation]) -> bool:
         """Return whether the candidate fits beside live generations until they end and the caches of paused ones."""

@@ -3,7 +3,7 @@
 import pytest
 
 from coordinator.requests.generation import Generation
-from coordinator.rounds.room_estimate import RISE, RoomEstimate
+from coordinator.rounds.room_estimate import QUIET, RISE, RoomEstimate
 from tests.generations import generation_of
 
 
@@ -65,3 +65,17 @@ def test_the_room_rises_with_each_output_that_ends_for_others_may_have_freed_som
     room.ended(generation(1, 100, 50))
     assert RISE * 100 >= 101
     assert room.fits(generation(90, 11), [], [])
+
+
+def test_a_room_that_was_measured_while_others_held_the_cache_holds_nobody_back_for_long() -> None:
+    """It rose by one in a hundred: a coordinator served one generation at a time for hundreds of outputs."""
+    room, live = room_of(1), [generation(200, 50) for _ in range(15)]
+    for _ in range(QUIET - 1):
+        room.ended(generation(1, 50, 50))
+    assert not room.fits(generation(200, 50), live[:1], [])
+    room.ran_short([generation(1, 1)], 0)
+    for _ in range(QUIET - 1):
+        room.ended(generation(1, 50, 50))
+    assert room.is_scarce, "the last shortage counts"
+    room.ended(generation(1, 50, 50))
+    assert not room.is_scarce and room.fits(generation(200, 50), live, [])
