@@ -37,6 +37,9 @@ import grpc
 
 Metadata = Mapping[str, str]
 
+MOST_DIGITS = 18
+"""Of a count of bytes; Python refuses to read numbers of thousands of digits."""
+
 
 class PacelineError(Exception):
     """Base of all errors. A peer sees `code` and `reason` besides the message."""
@@ -135,7 +138,7 @@ class CacheFull(Overloaded):
     def missing_bytes(self) -> int:
         """Bytes that other sequences would have to free for the row; 0 when unknown."""
         told = self.metadata.get("missing_bytes", "")
-        return int(told) if told.isdecimal() else 0
+        return int(told) if told.isdecimal() and len(told) <= MOST_DIGITS else 0
 
     @property
     def gave_cache_up(self) -> bool:

@@ -22,6 +22,9 @@ from paceline.types import (
     VerifyRow,
 )
 
+LONGEST_WAIT_S = 10.0
+"""Most seconds that rows wait for room before they are tried again, whatever the target says: its lane waits too."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -69,7 +72,8 @@ class Taken:
             generation: one.missing_bytes if isinstance(one, CacheFull) else 0
             for generation, one in self.refusals.items()
         }
-        return Shortage(missing_bytes, max(one.retry_after_s for one in self.refusals.values()))
+        wait_s = max(one.retry_after_s for one in self.refusals.values())
+        return Shortage(missing_bytes, min(wait_s, LONGEST_WAIT_S))
 
 
 def take_verdicts(

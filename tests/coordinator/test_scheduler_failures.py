@@ -11,12 +11,13 @@ from structlog.testing import capture_logs
 
 from coordinator.door.admission import Admission
 from coordinator.protocols import Deadline
+from coordinator.rounds import round_verdicts
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.guarded_planner import GuardedPlanner
 from coordinator.rounds.prompt_shares import CHUNKS_BROUGHT
 from coordinator.rounds.residency import Residency
 from coordinator.wiring import Clocks
-from paceline.errors import CallTimedOut, PacelineError, PeerFailed, PeerUnavailable
+from paceline.errors import CacheFull, CallTimedOut, PacelineError, PeerFailed, PeerUnavailable
 from paceline.types import (
     GenerationRequest,
     Prefilled,
@@ -33,6 +34,7 @@ from paceline.types import (
 from tests.coordinators import SERVED, collect, generate_all, make_serving, prompts, scheduling, submit
 from tests.fakes.model_services import VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier, continuation
 from tests.scrapes import value
+from tests.waits import LIMIT_S
 
 FAILED = GuardedPlanner.failed  # which conftest replaces
 
@@ -113,6 +115,22 @@ async def test_a_wait_for_room_that_others_hold_is_told_once_however_long_it_las
         async with scheduling(FakeDrafter(0.5), verifier, draft_count=1) as (admission, scheduler):
             assert await generate_all(admission, scheduler, [(5, 6)], 20) == [continuation((5, 6), 20)]
     assert [one["event"] for one in logs] == ["waiting for room in the target's cache"] * 2
+
+
+class AbsurdlyFull(FakeVerifier):
+    """Says in some calls that rows find no room, for as long and for as many bytes as no target could mean."""
+
+    def _verify(self, row: VerifyRow) -> VerifyOutcome | PacelineError:
+        if len(self.calls) in (1, 4):
+            return CacheFull("no room", {"missing_bytes": "9" * 5000}, retry_after_s=1e12)
+        return super()._verify(row)
+
+
+async def test_a_target_that_asks_for_a_wait_of_years_holds_no_lane_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its lane waited as long as it said, and a number of thousands of digits failed the round."""
+    monkeypatch.setattr(round_verdicts, "LONGEST_WAIT_S", 0.0)
+    async with scheduling(FakeDrafter(0.5), AbsurdlyFull()) as (admission, scheduler), asyncio.timeout(LIMIT_S):
+        assert await generate_all(admission, scheduler, [(5, 6)], 20) == [continuation((5, 6), 20)]
 
 
 @pytest.mark.parametrize("step", ["plan", "observe"])
