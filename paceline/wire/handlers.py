@@ -9,6 +9,11 @@ import grpc
 Handler = Callable[[Any, grpc.aio.ServicerContext[Any, Any]], Any]
 
 
+def is_own(method: str) -> bool:
+    """Return whether a method is of Paceline's own services, and not of a standard one such as health checks."""
+    return method.startswith("/paceline.")
+
+
 class WrappingInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self,
@@ -21,7 +26,7 @@ class WrappingInterceptor(grpc.aio.ServerInterceptor):
 
     def concerns(self, method: str) -> bool:
         """Return whether the interceptor handles this method; by default, every method of Paceline's own services."""
-        return method.startswith("/paceline.")
+        return is_own(method)
 
     @abstractmethod
     def wrapped(self, handler: Any, details: grpc.HandlerCallDetails) -> Any:

@@ -7,7 +7,8 @@ are not registered, which costs only a look-up, and a failed server is replaced 
 
 A call that arrives while a server stops may be neither handled nor refused (seen in two of thirty stops of a
 coordinator with a call under way). It would keep the server for the whole grace. So the grace ends with the last call
-that reached a handler.
+that reached a handler. Calls of the standard services do not count: watchers of health, and tools that keep a stream
+for reflection, stay as long as they are let.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import grpc
 import structlog
 
 from paceline.errors import StartupError
+from paceline.wire.handlers import is_own
 
 log = structlog.get_logger()
 
@@ -36,7 +38,7 @@ def without_registration(server: grpc.aio.Server) -> grpc.aio.Server:
 
 
 class HeardCalls(grpc.aio.ServerInterceptor):
-    """The calls under way, from gRPC's handing over to the sending of the status."""
+    """The calls of own services under way, from gRPC's handing over to the sending of the status."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -51,11 +53,12 @@ class HeardCalls(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        # grpc.aio runs the whole call in one task.
-        task = asyncio.current_task()
-        assert task
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if is_own(handler_call_details.method):
+            # grpc.aio runs the whole call in one task.
+            task = asyncio.current_task()
+            assert task
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return await continuation(handler_call_details)
 
 

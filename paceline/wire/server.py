@@ -7,12 +7,13 @@ from typing import Any, Protocol
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 
 from paceline.security.access import Check
 from paceline.security.certificates import Certificates, server_credentials
 from paceline.security.limits import MAX_CONCURRENT_STREAMS, MAX_MESSAGE_BYTES, message_limits
 from paceline.wire.access import AccessInterceptor
+from paceline.wire.health import Health, Status
 from paceline.wire.lasting import HeardCalls, LastingServer, without_registration
 from paceline.wire.ports import Listening, host_port
 from paceline.wire.reflection import add_reflection
@@ -56,16 +57,16 @@ class ServerOptions:
 class RunningServer:
     address: str
     """`host:port` with the bound port."""
-    health: health.aio.HealthServicer
+    health: Health
     service_names: tuple[str, ...]
     health_address: str | None = None
     """`host:port` of the additional plaintext health checks; None without them."""
 
     async def set_serving(self, serving: bool) -> None:
         """Set the health status of each service and of the whole server (``)."""
-        state = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        state = Status.SERVING if serving else Status.NOT_SERVING
         for name in ("", *self.service_names):
-            await self.health.set(name, state)
+            self.health.set(name, state)
 
 
 class Streams(Protocol):
@@ -98,7 +99,7 @@ async def running_server(
     `interceptors` see all calls, `admitted_interceptors` those that passed the checks. `streams` end when the server
     stops. Raise AddressInUse or StartupError.
     """
-    health_servicer = health.aio.HealthServicer()
+    health_servicer = Health()
     credentials = server_credentials(options.certificates) if options.certificates else None
 
     def make(port: int) -> tuple[grpc.aio.Server, int]:
@@ -115,12 +116,12 @@ async def running_server(
     async with _health_server(host, options, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
         await running.set_serving(False)
-        await health_servicer.set(LIVENESS_NAME, health_pb2.HealthCheckResponse.SERVING)
+        health_servicer.set(LIVENESS_NAME, Status.SERVING)
         await server.start()
         try:
             yield running
         finally:
-            await health_servicer.enter_graceful_shutdown()
+            health_servicer.end()
             if streams:
                 streams.close()
             await server.stop(grace_s)
@@ -155,9 +156,7 @@ def _common(options: ServerOptions) -> list[tuple[str, int]]:
 
 
 @asynccontextmanager
-async def _health_server(
-    host: str, options: ServerOptions, servicer: health.aio.HealthServicer
-) -> AsyncIterator[str | None]:
+async def _health_server(host: str, options: ServerOptions, servicer: Health) -> AsyncIterator[str | None]:
     """Serve only health checks, in plaintext for callers without TLS such as Kubernetes' probes.
 
     Yield the address; None without a port.

@@ -11,13 +11,13 @@ from typing import Any
 from hypothesis import strategies as st
 
 from paceline.wire import open_channel
+from tests.fakes.frames import PREFACE
 from tests.fuzzing.calls import METHODS, Call, send
 from tests.fuzzing.messages import mutated
 
 READ_BYTES = 1 << 16
 QUIET_TURNS = 20
 """Turns of the loop for a server's answer before the stranger hangs up."""
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 async def record_call(address: str, call: Call) -> bytes:

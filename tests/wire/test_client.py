@@ -30,6 +30,7 @@ from paceline.wire import running_server
 from tests.clusters import cluster, model_server
 from tests.conftest import PairOfCheckpoints
 from tests.coordinators import fake_server
+from tests.fakes.frames import ANSWER, DATA, END_OF_HEADERS, HEADERS, PING, RESET, SETTINGS, frame
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
 from tests.fakes.proxy import Proxy, running_proxy, silent_peer
 from tests.services import PATIENT
@@ -171,14 +172,9 @@ class Silent(GenerationServiceServicer):
         yield pb.GenerateTextResponse(accepted=pb.GenerationAccepted(seed=request.seed))
 
 
-def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
-    return len(content).to_bytes(3) + bytes([kind, flags]) + stream.to_bytes(4) + content
-
-
 @contextlib.asynccontextmanager
 async def resetting_proxy(code: int) -> AsyncIterator[str]:
     """Serve HTTP/2 as a proxy whose other side is lost: it answers with headers, then resets the stream."""
-    data, headers, reset, settings, ping, is_answer, is_end_of_headers = 0, 1, 3, 4, 6, 1, 4
     fields = b"\x88" + b"\x00\x0ccontent-type\x10application/grpc"
     writers: set[asyncio.StreamWriter] = set()
 
@@ -186,16 +182,16 @@ async def resetting_proxy(code: int) -> AsyncIterator[str]:
         writers.add(writer)
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             await reader.readexactly(24)  # the preface
-            writer.write(frame(settings, 0, 0))
+            writer.write(frame(SETTINGS, 0, 0))
             while True:
                 head = await reader.readexactly(9)
                 content, kind, stream = await reader.readexactly(int.from_bytes(head[:3])), head[3], head[5:]
-                if kind in (settings, ping) and head[4] != is_answer:
-                    writer.write(frame(kind, is_answer, 0, content if kind == ping else b""))
-                elif kind == headers:
-                    writer.write(frame(headers, is_end_of_headers, int.from_bytes(stream), fields))
-                elif kind == data:
-                    writer.write(frame(reset, 0, int.from_bytes(stream), code.to_bytes(4)))
+                if kind in (SETTINGS, PING) and head[4] != ANSWER:
+                    writer.write(frame(kind, ANSWER, 0, content if kind == PING else b""))
+                elif kind == HEADERS:
+                    writer.write(frame(HEADERS, END_OF_HEADERS, int.from_bytes(stream), fields))
+                elif kind == DATA:
+                    writer.write(frame(RESET, 0, int.from_bytes(stream), code.to_bytes(4)))
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"

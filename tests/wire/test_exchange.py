@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.replicas.clients import RemoteDrafter
 from paceline.codec.versions import RELEASES_ALONG
@@ -29,6 +29,7 @@ from paceline.wire import (
     translated_errors,
 )
 from paceline.wire import exchange as exchange_module
+from paceline.wire.health import Health
 from paceline.wire.reopening import ReopeningChannel
 from tests.fakes.draft_servers import draft_server
 from tests.fakes.proxy import running_proxy, silent_peer
@@ -783,12 +784,15 @@ async def test_a_watcher_of_the_health_port_that_vanished_is_noticed_too(monkeyp
     monkeypatch.setattr(server, "KEEPALIVE_TIMEOUT_MS", 100)
     ended = asyncio.Event()
 
-    class HealthServicer(health.aio.HealthServicer):
-        async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+    class Watched(Health):
+        async def Watch(
+            self, request: health_pb2.HealthCheckRequest, context: Context
+        ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
             context.add_done_callback(lambda _: ended.set())  # type: ignore[arg-type]
-            await super().Watch(request, context)
+            async for response in super().Watch(request, context):
+                yield response
 
-    monkeypatch.setattr(health.aio, "HealthServicer", HealthServicer)
+    monkeypatch.setattr(server, "Health", Watched)
     options = ServerOptions(health_port=0)
     async with running_server("127.0.0.1", 0, [], lambda _: None, grace_s=0, options=options) as running:
         assert running.health_address

@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from types import SimpleNamespace
 from typing import Any, cast
 
 import grpc
@@ -9,15 +10,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from structlog.testing import capture_logs
 
+from paceline.codec.names import VERIFY_TOKENS
 from paceline.wire import RunningServer, ServerOptions, lasting, open_channel, running_server
 from paceline.wire.lasting import HeardCalls, LastingServer
+from tests.fakes.frames import call_of
 from tests.waits import until
 
 TIMEOUT_S = 60.0
 Status = health_pb2.HealthCheckResponse
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
-"""HTTP/2's frame without settings, which every connection begins with."""
 
 
 class WaitingServer:
@@ -42,7 +42,7 @@ async def heard(calls: HeardCalls, until: asyncio.Event) -> None:
 
     async def handler(details: grpc.HandlerCallDetails) -> None: ...
 
-    await calls.intercept_service(handler, cast(Any, None))
+    await calls.intercept_service(handler, cast(Any, SimpleNamespace(method=VERIFY_TOKENS)))
     await until.wait()
 
 
@@ -75,20 +75,6 @@ async def test_a_call_that_is_heard_has_its_grace(stopping: tuple[HeardCalls, La
     is_answered.set()
     await call
     await stop
-
-
-def literal(text: bytes) -> bytes:
-    """Return a text as headers of HTTP/2 hold it, after its length."""
-    return bytes([len(text)]) + text
-
-
-def call_of(path: bytes) -> bytes:
-    """Return what a client sends over a new connection to call a path. gRPC's own clients send no broken ones."""
-    post, http = b"\x83", b"\x86"  # entries of HTTP/2's table: POST, and http
-    known = post + http + b"\x04" + literal(path) + b"\x01" + literal(b"x") + b"\x0f\x10" + literal(b"application/grpc")
-    headers = known + b"\x00" + literal(b"te") + literal(b"trailers")
-    whole_first_stream = b"\x01\x04\0\0\0\x01"
-    return PREFACE + SETTINGS + len(headers).to_bytes(3, "big") + whole_first_stream + headers
 
 
 async def break_listener(address: str) -> None:
