@@ -33,13 +33,13 @@ class _Count:
         """Count the well-formed fields between two places, with those of nested messages."""
         while start < end:
             self._add_field()
-            tag, start = _varint(message, start)
+            tag, start = varint(message, start)
             field = descriptor.fields_by_number.get(tag >> 3) if descriptor else None
             wire_type = tag & 7
             if wire_type == VARINT:
-                _, start = _varint(message, start)
+                _, start = varint(message, start)
             elif wire_type == LENGTH:
-                length, start = _varint(message, start)
+                length, start = varint(message, start)
                 self._add_content(message, start, min(end, start + length), field)
                 start += length
             else:
@@ -64,7 +64,7 @@ class _Count:
             raise InvalidRequest(f"the request has more than {MAX_FIELDS} fields; send lists of numbers packed")
 
 
-def _varint(message: bytes, start: int) -> tuple[int, int]:
+def varint(message: bytes, start: int) -> tuple[int, int]:
     """Return a number and where it ends. Bytes beyond the message count as zeros."""
     value, shift = 0, 0
     for place in range(start, min(start + 10, len(message))):

@@ -16,9 +16,17 @@ from coordinator.door.call import Call
 from coordinator.door.field_count import check_field_count
 from coordinator.door.message_size import too_large
 from coordinator.door.outbox import Outbox, Sending
+from coordinator.door.unread_start import begun_call_id
 from paceline.codec.generation import accepted_to_pb, add_piece, request_from_pb
 from paceline.codec.status import error_to_pb
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PacelineError, PeerUnavailable
+from paceline.errors import (
+    CallTimedOut,
+    InvalidRequest,
+    Overloaded,
+    PacelineError,
+    PeerUnavailable,
+    as_result,
+)
 from paceline.security.limits import LONGEST_TIMEOUT_S
 from paceline.types import GenerationRequest, OutputPiece
 from paceline.v1 import common_pb2
@@ -105,6 +113,8 @@ class StreamedCalls:
                 del message  # it may have megabytes, and the next one may be long in coming
         except Exception as error:
             self._outbox.fail(error)
+        for running in self._running.values():
+            self._hold(running, is_held=False)  # nobody could let it go on any more
         self._stop_taking()
 
     def _stop_taking(self) -> None:
@@ -114,15 +124,15 @@ class StreamedCalls:
 
     async def _do(self, message: bytes) -> None:
         """Do what a message asks. Raise InvalidRequest for one that is senseless: it ends the stream."""
-        read = partial(_parsed, message)
-        asked = read() if len(message) < LONG_MESSAGE_BYTES else await asyncio.to_thread(read)
+        read = partial(_read, message)
+        asked, unread = read() if len(message) < LONG_MESSAGE_BYTES else await asyncio.to_thread(read)
         running = self._running.get(asked.call_id)
         match asked.WhichOneof("action"):
             case "start" if running:
                 raise InvalidRequest(f"call_id {asked.call_id} is that of a call that has not ended", field="call_id")
             case "start":
                 started = _Started(asked.start, len(message))
-                refusal = self._refusal() or _refused_context(started.context)
+                refusal = unread or self._refusal() or _refused_context(started.context)
                 task = asyncio.create_task(self._run(asked.call_id, started, refusal))
                 self._running[asked.call_id] = _Running(task)
             case "cancel":
@@ -130,11 +140,11 @@ class StreamedCalls:
                     running.task.cancel()
             case "hold":
                 if running:
-                    self._hold(running, asked.hold)
+                    self._hold(running, is_held=asked.hold)
             case _:
                 raise InvalidRequest("a message asks for nothing; set start, cancel or hold", field="action")
 
-    def _hold(self, running: _Running, is_held: bool) -> None:
+    def _hold(self, running: _Running, *, is_held: bool) -> None:
         running.is_held = is_held
         if running.sending:
             self._outbox.hold(running.sending, is_held)
@@ -232,6 +242,16 @@ def _prompt_update(call_id: int, prompt: OutputPiece, most_bytes: int) -> pb.Cal
     return update
 
 
-def _parsed(message: bytes) -> pb.GenerateStreamRequest:
-    check_field_count(message, pb.GenerateStreamRequest.DESCRIPTOR)
-    return parsed(message, pb.GenerateStreamRequest.FromString)  # type: ignore[no-any-return]
+def _read(message: bytes) -> tuple[pb.GenerateStreamRequest, InvalidRequest | None]:
+    """Return what a message asks. With an error it begins a call, and the rest of it cannot be read.
+
+    Raise InvalidRequest where not even that is known.
+    """
+    try:
+        check_field_count(message, pb.GenerateStreamRequest.DESCRIPTOR)
+        return parsed(message, pb.GenerateStreamRequest.FromString), None
+    except InvalidRequest as error:
+        call_id = begun_call_id(message, pb.GenerateStreamRequest.DESCRIPTOR)
+        if call_id is None:
+            raise
+        return pb.GenerateStreamRequest(call_id=call_id, start=pb.StartedCall()), as_result(error)

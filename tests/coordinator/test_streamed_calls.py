@@ -13,6 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from coordinator.door import streamed_calls
+from coordinator.door.field_count import MAX_FIELDS
 from coordinator.door.outbox import MESSAGE_TOKENS, MOST_UPDATES, Outbox
 from coordinator.door.servicer import GenerationServicer, add_generation_service
 from coordinator.door.streamed_calls import MOST_CONTEXT_BYTES
@@ -159,6 +160,22 @@ async def test_a_held_call_gets_nothing_more_while_others_go_on(monkeypatch: pyt
         await stream.ask(1, hold=False)
         messages += await stream.read_until_ended([1])
         assert ids(messages, 1) == ids(messages, 2)
+
+
+@pytest.mark.parametrize("is_queued", [False, True])
+async def test_calls_that_are_held_go_on_once_nobody_could_say_so(is_queued: bool) -> None:
+    """A caller that had nothing more to ask and left one held had no end of it, and a server that stopped waited."""
+    request = GenerationRequest(TokenIds(PROMPTS[0]), ignore_end_tokens=True)
+    async with server() as running, open_channel(running.address) as channel:
+        call: Any = GenerationServiceStub(channel).GenerateStream()
+        stream = RawStream(call)
+        await stream.start(1, request)
+        if is_queued:
+            await stream.read()
+        await stream.ask(1, hold=True)
+        await call.done_writing()
+        assert ids(await stream.read_until_ended([1]), 1)
+        assert await call.code() is grpc.StatusCode.OK
 
 
 async def test_a_call_whose_deadline_passes_ends_alone() -> None:
@@ -447,7 +464,7 @@ async def test_a_token_that_is_revoked_begins_no_more_calls_on_an_open_stream(tm
         await stream.start(2, GenerationRequest(TokenIds(PROMPTS[1])))
         messages += await stream.read_until_ended([1, 2])
         assert len(ids(messages, 1)) == 30
-        (ended,) = [one.ended for two in messages for one in two.updates if one.call_id == 2 and one.HasField("ended")]
+        (ended,) = [one.ended for message in messages for one in message.updates if one.call_id == 2]
         assert ended.code == grpc.StatusCode.UNAUTHENTICATED.value[0]
         call.cancel()
 
@@ -528,3 +545,32 @@ def test_what_a_call_has_ready_is_not_sent_once_it_is_held() -> None:
     assert outbox._next_message() is None
     outbox.hold(sending, False)
     assert (message := outbox._next_message()) and ids([message], 1) == [5]
+
+
+TOO_MANY_FIELDS = pb.GenerateTextRequest(text="x", stop_strings=[""] * (MAX_FIELDS + 1)).SerializeToString()
+NO_TEXT = pb.GenerateTextRequest(text="????").SerializeToString().replace(b"????", b"\xff\xff\xff\xff")
+
+
+@pytest.mark.parametrize("request_", [TOO_MANY_FIELDS, NO_TEXT], ids=["too many fields", "no text"])
+async def test_a_request_that_cannot_be_read_ends_its_own_call_alone(request_: bytes) -> None:
+    """It ended the stream, and with it the calls of everybody else behind a gateway."""
+    content = length_delimited(1, request_)
+    unreadable = pb.GenerateStreamRequest(call_id=2).SerializeToString() + length_delimited(2, content)
+    async with server() as running, open_channel(running.address) as channel:
+        call: Any = channel.stream_stream(GENERATE_STREAM, response_deserializer=pb.GenerateStreamResponse.FromString)()
+        stream = RawStream(call)
+        started = pb.StartedCall(request=request_to_pb(GenerationRequest(TokenIds(PROMPTS[0]))))
+        await call.write(pb.GenerateStreamRequest(call_id=1, start=started).SerializeToString())
+        await call.write(unreadable)
+        messages = await stream.read_until_ended([1, 2])
+        assert ids(messages, 1) == continuation(PROMPTS[0], 30)
+        (ended,) = [one.ended for message in messages for one in message.updates if one.call_id == 2]
+        assert ended.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        call.cancel()
+
+
+def length_delimited(number: int, content: bytes) -> bytes:
+    """Return a field of a message, as protobuf writes it."""
+    length, tag = len(content), number << 3 | 2
+    groups = [length >> shift & 127 for shift in range(0, max(1, length.bit_length()), 7)]
+    return bytes([tag, *(one | 128 for one in groups[:-1]), groups[-1]]) + content
