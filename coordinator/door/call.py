@@ -23,6 +23,7 @@ from coordinator.requests.generation import Request
 from coordinator.requests.stream import Stream
 from paceline.errors import PacelineError
 from paceline.types import DraftingOptions, DraftSource, GenerationAccepted, GenerationRequest, OutputPiece
+from paceline.wire import as_told
 
 log = structlog.get_logger()
 
@@ -110,17 +111,15 @@ class Call:
         if is_first or piece.finish:
             deliver(self.request, piece, is_first=is_first)
 
-    def failed(self, error: Exception) -> Exception:
+    def failed(self, error: Exception) -> PacelineError:
         """Note the error that is about to end the call. Return it as its caller may see it, with the request's id.
 
         Sequence ids are replaced by the request's id: only their secrecy keeps strangers from a sequence.
         """
         record = self._record
         record.fail(error)
-        if not isinstance(error, PacelineError):
-            return error
-        shown = copy.copy(error)
-        shown.metadata = {key: value for key, value in error.metadata.items() if key != "sequence_id"}
+        shown = copy.copy(as_told(error))
+        shown.metadata = {key: value for key, value in shown.metadata.items() if key != "sequence_id"}
         shown.metadata["request_id"] = record.request_id
         for generation in record.queued.generations if record.queued else ():
             shown.message = shown.message.replace(generation.sequence_id, record.request_id)

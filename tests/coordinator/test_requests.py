@@ -19,6 +19,7 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from structlog.testing import capture_logs
 
 from coordinator.door import servicer
+from coordinator.door.admission import Admission
 from coordinator.door.record import RequestMetrics, RequestRecord
 from coordinator.requests.generation import Request
 from paceline.client import NO_RETRIES, Client
@@ -218,6 +219,29 @@ async def test_a_failed_request_warns_and_tells_no_message() -> None:
         assert (line["code"], line["reason"], line["log_level"]) == ("INTERNAL", "PEER_FAILED", "warning")
         assert "s3cret" not in str(line)
         assert by_label(registry, "requests_rejected_total", "reason") == {}
+
+
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_a_failure_that_nobody_expected_names_the_request_too(
+    shares_stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller was sent to the log without what to look for there."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("s3cret")
+
+    monkeypatch.setattr(Admission, "admit", fail)
+    with capture_logs() as logs:
+        async with (
+            fake_server(FakeDrafter(1.0), FakeVerifier(), new_registry("coordinator")) as server,
+            Client(server.address, NO_RETRIES, shares_stream=shares_stream) as client,
+        ):
+            with pytest.raises(PeerFailed, match="its log has the details") as failed:
+                await anext(client.generate(TEN_TOKENS))
+            line = await line_of(logs)
+    assert failed.value.metadata == {"request_id": line["request_id"]}
+    assert "s3cret" not in failed.value.message
+    assert [one["event"] for one in logs if one["log_level"] == "error"] == ["unexpected error in a call"]
 
 
 async def test_a_cancelled_request_tells_how_far_it_came() -> None:
