@@ -276,7 +276,9 @@ class RequestContext(_message.Message):
     WIRE_VERSION_FIELD_NUMBER: _builtins.int
     RELEASED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     timeout_s: _builtins.float
-    """Seconds the caller waits for the answer; it gives the stream up after them. Unset: for as long as it takes."""
+    """Seconds the caller waits for the answer. A caller of a model service gives the stream up after them; a call of
+    GenerateStream ends with DEADLINE_EXCEEDED, and its stream goes on. Unset: for as long as it takes.
+    """
     request_id: _builtins.str
     """Id of the request, for logs, spans and answers, as the metadata `x-request-id` has it for a call of its own: 1 to 128
     letters, digits and `._~:/+=@-`. Unset, or another: the service that answers draws one.

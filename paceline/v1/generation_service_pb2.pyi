@@ -591,7 +591,7 @@ class TokenRun(_message.Message):
 
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts of the tokens, as `OutputToken.text`; none where text is left out."""
+        """Texts of the tokens, as `OutputToken.text`, one for each; none where all are empty, as where text is left out."""
 
     def __init__(
         self,
@@ -622,7 +622,9 @@ class GenerateStreamRequest(_message.Message):
     call_id: _builtins.int
     """Name of the call, chosen by the caller; not that of another call of the stream that has not ended."""
     hold: _builtins.bool
-    """True: sends no more output of the call, whose generations pause when much of it waits. False: goes on."""
+    """True: sends no more output of the call, whose generations pause when much of it waits. False: goes on, as does every
+    call once the caller has ended its side of the stream.
+    """
     @_builtins.property
     def start(self) -> Global___StartedCall:
         """Begins the call."""
@@ -705,7 +707,9 @@ class GenerateStreamResponse(_message.Message):
     UPDATES_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
     closing: _builtins.bool
-    """Tells that no more calls are taken: they go to another stream. Those under way go on to their ends."""
+    """Tells that no more calls are taken: they go to another stream. Those under way go on to their ends. One that was begun
+    before this was read ends with UNAVAILABLE, or is not answered.
+    """
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___CallUpdate]:
         """What there is, in order for each call."""

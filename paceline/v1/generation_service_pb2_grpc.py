@@ -27,6 +27,15 @@ if _version_not_supported:
 
 class GenerationServiceStub:
     """Generates text: the service that clients of Paceline call.
+
+    A call that fails has, in the details of its status, a `google.rpc.ErrorInfo` of domain `paceline`: its `reason` tells
+    errors of one code apart, and its metadata has the `request_id` once there is one. With INVALID_ARGUMENT a
+    `google.rpc.BadRequest` names the field that is wrong, with RESOURCE_EXHAUSTED a `google.rpc.RetryInfo` says when to
+    ask again; where there is none, as for a message that is too large, the same request fails again. A status without
+    ErrorInfo is gRPC's own, or a proxy's on the way.
+
+    A request changes nothing but what it costs, so whatever failed may be repeated. A coordinator that asks for tokens reads
+    the metadata `authorization` (`Bearer TOKEN`).
     """
 
     def __init__(self, channel):
@@ -54,6 +63,15 @@ class GenerationServiceStub:
 
 class GenerationServiceServicer:
     """Generates text: the service that clients of Paceline call.
+
+    A call that fails has, in the details of its status, a `google.rpc.ErrorInfo` of domain `paceline`: its `reason` tells
+    errors of one code apart, and its metadata has the `request_id` once there is one. With INVALID_ARGUMENT a
+    `google.rpc.BadRequest` names the field that is wrong, with RESOURCE_EXHAUSTED a `google.rpc.RetryInfo` says when to
+    ask again; where there is none, as for a message that is too large, the same request fails again. A status without
+    ErrorInfo is gRPC's own, or a proxy's on the way.
+
+    A request changes nothing but what it costs, so whatever failed may be repeated. A coordinator that asks for tokens reads
+    the metadata `authorization` (`Bearer TOKEN`).
     """
 
     def GenerateText(self, request, context):
@@ -64,6 +82,9 @@ class GenerationServiceServicer:
         each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
         Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
         RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
+
+        With `echo_prompt` and log-probabilities one message has all of a prompt, up to some 7 MiB: clients of gRPC take 4 MiB
+        unless they are told to take more. No message has more than `--max-message-bytes`, 8 MiB unless set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,6 +98,12 @@ class GenerationServiceServicer:
         continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
         GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
         one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
+
+        The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
+        way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
+        one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
+        with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
+        continued.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -84,6 +111,8 @@ class GenerationServiceServicer:
 
     def DescribeCluster(self, request, context):
         """Describes the models behind this coordinator and what its pool is doing.
+
+        PERMISSION_DENIED where the coordinator does not tell (`--describe false`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +146,15 @@ def add_GenerationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerationService:
     """Generates text: the service that clients of Paceline call.
+
+    A call that fails has, in the details of its status, a `google.rpc.ErrorInfo` of domain `paceline`: its `reason` tells
+    errors of one code apart, and its metadata has the `request_id` once there is one. With INVALID_ARGUMENT a
+    `google.rpc.BadRequest` names the field that is wrong, with RESOURCE_EXHAUSTED a `google.rpc.RetryInfo` says when to
+    ask again; where there is none, as for a message that is too large, the same request fails again. A status without
+    ErrorInfo is gRPC's own, or a proxy's on the way.
+
+    A request changes nothing but what it costs, so whatever failed may be repeated. A coordinator that asks for tokens reads
+    the metadata `authorization` (`Bearer TOKEN`).
     """
 
     @staticmethod

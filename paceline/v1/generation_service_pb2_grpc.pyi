@@ -27,7 +27,17 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class GenerationServiceStub:
-    """Generates text: the service that clients of Paceline call."""
+    """Generates text: the service that clients of Paceline call.
+
+    A call that fails has, in the details of its status, a `google.rpc.ErrorInfo` of domain `paceline`: its `reason` tells
+    errors of one code apart, and its metadata has the `request_id` once there is one. With INVALID_ARGUMENT a
+    `google.rpc.BadRequest` names the field that is wrong, with RESOURCE_EXHAUSTED a `google.rpc.RetryInfo` says when to
+    ask again; where there is none, as for a message that is too large, the same request fails again. A status without
+    ErrorInfo is gRPC's own, or a proxy's on the way.
+
+    A request changes nothing but what it costs, so whatever failed may be repeated. A coordinator that asks for tokens reads
+    the metadata `authorization` (`Bearer TOKEN`).
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -41,6 +51,9 @@ class GenerationServiceStub:
     each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
     Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
     RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
+
+    With `echo_prompt` and log-probabilities one message has all of a prompt, up to some 7 MiB: clients of gRPC take 4 MiB
+    unless they are told to take more. No message has more than `--max-message-bytes`, 8 MiB unless set.
     """
     GenerateStream: _grpc.StreamStreamMultiCallable[_generation_service_pb2.GenerateStreamRequest, _generation_service_pb2.GenerateStreamResponse]
     """Carries many calls like GenerateText over one stream, for gateways: what a round gives all of them is one message.
@@ -50,13 +63,32 @@ class GenerationServiceStub:
     continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
     GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
     one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
+
+    The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
+    way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
+    one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
+    with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
+    continued.
     """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.DescribeClusterRequest, _generation_service_pb2.DescribeClusterResponse]
-    """Describes the models behind this coordinator and what its pool is doing."""
+    """Describes the models behind this coordinator and what its pool is doing.
+
+    PERMISSION_DENIED where the coordinator does not tell (`--describe false`).
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
-    """Generates text: the service that clients of Paceline call."""
+    """Generates text: the service that clients of Paceline call.
+
+    A call that fails has, in the details of its status, a `google.rpc.ErrorInfo` of domain `paceline`: its `reason` tells
+    errors of one code apart, and its metadata has the `request_id` once there is one. With INVALID_ARGUMENT a
+    `google.rpc.BadRequest` names the field that is wrong, with RESOURCE_EXHAUSTED a `google.rpc.RetryInfo` says when to
+    ask again; where there is none, as for a message that is too large, the same request fails again. A status without
+    ErrorInfo is gRPC's own, or a proxy's on the way.
+
+    A request changes nothing but what it costs, so whatever failed may be repeated. A coordinator that asks for tokens reads
+    the metadata `authorization` (`Bearer TOKEN`).
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GenerateText: _aio.UnaryStreamMultiCallable[_generation_service_pb2.GenerateTextRequest, _generation_service_pb2.GenerateTextResponse]  # type: ignore[assignment]
@@ -67,6 +99,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
     Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
     RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
+
+    With `echo_prompt` and log-probabilities one message has all of a prompt, up to some 7 MiB: clients of gRPC take 4 MiB
+    unless they are told to take more. No message has more than `--max-message-bytes`, 8 MiB unless set.
     """
     GenerateStream: _aio.StreamStreamMultiCallable[_generation_service_pb2.GenerateStreamRequest, _generation_service_pb2.GenerateStreamResponse]  # type: ignore[assignment]
     """Carries many calls like GenerateText over one stream, for gateways: what a round gives all of them is one message.
@@ -76,12 +111,31 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
     GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
     one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
+
+    The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
+    way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
+    one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
+    with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
+    continued.
     """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.DescribeClusterRequest, _generation_service_pb2.DescribeClusterResponse]  # type: ignore[assignment]
-    """Describes the models behind this coordinator and what its pool is doing."""
+    """Describes the models behind this coordinator and what its pool is doing.
+
+    PERMISSION_DENIED where the coordinator does not tell (`--describe false`).
+    """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Generates text: the service that clients of Paceline call."""
+    """Generates text: the service that clients of Paceline call.
+
+    A call that fails has, in the details of its status, a `google.rpc.ErrorInfo` of domain `paceline`: its `reason` tells
+    errors of one code apart, and its metadata has the `request_id` once there is one. With INVALID_ARGUMENT a
+    `google.rpc.BadRequest` names the field that is wrong, with RESOURCE_EXHAUSTED a `google.rpc.RetryInfo` says when to
+    ask again; where there is none, as for a message that is too large, the same request fails again. A status without
+    ErrorInfo is gRPC's own, or a proxy's on the way.
+
+    A request changes nothing but what it costs, so whatever failed may be repeated. A coordinator that asks for tokens reads
+    the metadata `authorization` (`Bearer TOKEN`).
+    """
 
     @_abc_1.abstractmethod
     def GenerateText(
@@ -96,6 +150,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         each output; FAILED_PRECONDITION with reason MODEL_CHANGED says that another model is served now.
         Cancelling the call frees the sequence's caches. INVALID_ARGUMENT names the field that is wrong;
         RESOURCE_EXHAUSTED with RetryInfo says that the queue is full; UNAVAILABLE that the target cannot be reached.
+
+        With `echo_prompt` and log-probabilities one message has all of a prompt, up to some 7 MiB: clients of gRPC take 4 MiB
+        unless they are told to take more. No message has more than `--max-message-bytes`, 8 MiB unless set.
         """
 
     @_abc_1.abstractmethod
@@ -111,6 +168,12 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         continued as those of GenerateText are. At most so many calls are under way on a stream as a connection may have of
         GenerateText; further ones end with RESOURCE_EXHAUSTED. A caller that reads slowly gets fewer and larger messages;
         one that cannot pass on the output of a call holds it. Once no more calls will come, the stream ends with the last.
+
+        The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
+        way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
+        one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
+        with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
+        continued.
         """
 
     @_abc_1.abstractmethod
@@ -119,6 +182,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_service_pb2.DescribeClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generation_service_pb2.DescribeClusterResponse, _abc.Awaitable[_generation_service_pb2.DescribeClusterResponse]]:
-        """Describes the models behind this coordinator and what its pool is doing."""
+        """Describes the models behind this coordinator and what its pool is doing.
+
+        PERMISSION_DENIED where the coordinator does not tell (`--describe false`).
+        """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -254,6 +254,13 @@ def test_pieces_survive_the_wire(
     assert generation.piece_from_pb(generation.piece_to_pb(piece)) == piece
 
 
+@pytest.mark.parametrize(("texts", "sent"), [(("", ""), []), (("", "é"), ["", "é"]), ((), [])])
+def test_a_run_has_a_text_for_each_token_or_none(texts: tuple[str, ...], sent: list[str]) -> None:
+    """What the proto's comment says: a client that is not ours goes by it."""
+    message = generation.piece_to_pb(types.OutputPiece(types.TokenRun((5, 6), texts, 0, None)), in_runs=True)
+    assert [list(run.texts) for run in message.runs] == [sent]
+
+
 def test_descriptions_survive_the_wire() -> None:
     hops = types.HopTime(1.0, 2.0, 3.0), types.HopTime(4.0, 5.0, 6.0)
     sources = (types.SourceUsage(types.DraftSource.DRAFT, "d", 3, 2), types.SourceUsage(types.DraftSource.SUFFIX))
