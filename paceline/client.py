@@ -35,6 +35,7 @@ from paceline.errors import (
     PeerFailed,
     PeerUnavailable,
     SharedStreamLost,
+    StartupError,
 )
 from paceline.observe.tracing import traced_call, traced_channel
 from paceline.received import Received
@@ -105,7 +106,10 @@ class _Attempts:
 
 
 class Client:
-    """Connections to coordinators. Every failure is raised as a `paceline.errors.PacelineError`."""
+    """Connections to coordinators. Every failure is raised as a `paceline.errors.PacelineError`.
+
+    A client works in the event loop that it is made in, and in no other.
+    """
 
     def __init__(
         self,
@@ -125,8 +129,9 @@ class Client:
         make it with `channel_security`. With `shares_stream` all requests go over one stream, which costs a coordinator
         less where there are many at once; one that knows no such streams is called as ever. `on_retry` is called before
         the pause of each retry. `clock` measures outages and `sleep` makes the pauses. Raise StartupError when the
-        needed security is missing.
+        needed security is missing, and where no event loop runs.
         """
+        self._loop = _running_loop()
         self._addresses = [one.strip() for one in address.split(",")]
         self._channels = [open_channel(one, security=security, wrap=traced_channel(tracer)) for one in self._addresses]
         self._security = security
@@ -142,6 +147,11 @@ class Client:
         self._clock = clock
         self._sleep = sleep
         self._is_closed = False
+
+    def _check_loop(self) -> None:
+        """Raise StartupError in another event loop than the client's: gRPC would fail there, or wait for ever."""
+        if _running_loop() is not self._loop:
+            raise StartupError("this client belongs to another event loop; make one in each that calls")
 
     def _turn(self) -> None:
         self._next = (self._next + 1) % len(self._channels)
@@ -246,7 +256,9 @@ class Client:
         headers: Mapping[str, str],
         may_share: bool,
     ) -> AsyncGenerator[OutputPiece, None]:
-        responses = self._responses(self._next, request_to_pb(request), timeout_s, headers, may_share)
+        self._check_loop()
+        lowered = {name.lower(): value for name, value in headers.items()}  # as HTTP/2 has them
+        responses = self._responses(self._next, request_to_pb(request), timeout_s, lowered, may_share)
         async with aclosing(responses):
             async for message in responses:
                 # Acceptance is no progress and must not end an outage, because the request still waits.
@@ -327,6 +339,7 @@ class Client:
         raise failures[0]
 
     async def _describe(self, asked: int, include_costs: bool) -> ClusterDescription:
+        self._check_loop()
         try:
             with translated_errors():
                 request = generation_service_pb2.DescribeClusterRequest(include_costs=include_costs)
@@ -339,6 +352,13 @@ class Client:
             # A machine that is off does not refuse calls; they just time out.
             raise PeerUnavailable(f"{self._addresses[asked]} did not answer within {DESCRIBE_TIMEOUT_S:g} s") from error
         return cluster_from_pb(response)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise StartupError("no event loop runs here; make a client in a coroutine of the loop that calls") from error
 
 
 def _seeded(request: GenerationRequest) -> GenerationRequest:

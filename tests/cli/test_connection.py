@@ -132,7 +132,7 @@ def test_what_is_no_draft_count_is_refused_before_anything_is_asked(
     assert f"--draft-count is '{count}'; give 0 to 64, or auto" in result.exception.message
 
 
-def test_a_token_leaves_the_machine_in_plaintext_only_where_that_was_asked_for(tmp_path: Path) -> None:
+async def test_a_token_leaves_the_machine_in_plaintext_only_where_that_was_asked_for(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token")
     with pytest.raises(StartupError, match="is not on this machine"):
         Client("coordinator.test:7700", security=channel_security(token_file=tmp_path / "token"))

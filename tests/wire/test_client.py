@@ -15,11 +15,11 @@ from prometheus_client import CollectorRegistry
 from coordinator.config import CoordinatorSettings
 from coordinator.serving import running_coordinator
 from paceline.client import NO_RETRIES, Client, RetryPolicy
-from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable
+from paceline.errors import CallTimedOut, InvalidRequest, Overloaded, PeerFailed, PeerUnavailable, StartupError
 from paceline.observe.metrics import new_registry
 from paceline.process.instruments import Instruments
 from paceline.shared_stream import SharedStream
-from paceline.types import GenerationRequest, Prompt, ReceivedOutput, SamplingParameters, TokenIds
+from paceline.types import GenerationAccepted, GenerationRequest, Prompt, ReceivedOutput, SamplingParameters, TokenIds
 from paceline.v1 import generation_service_pb2 as pb
 from paceline.v1.generation_service_pb2_grpc import (
     GenerationServiceServicer,
@@ -353,3 +353,36 @@ async def test_a_client_that_was_closed_says_so_and_does_not_try_again(shares_st
     for call in (client.complete(REQUEST), client.describe()):
         with pytest.raises(PeerUnavailable, match="Channel is closed"):
             await call
+
+
+def test_a_client_that_is_made_where_no_loop_runs_says_so() -> None:
+    """Its calls failed with words of asyncio's, or never ended."""
+    with pytest.raises(StartupError, match="no event loop runs here; make a client in a coroutine"):
+        Client("127.0.0.1:1")
+
+
+@pytest.mark.parametrize("shares_stream", [False, True])
+def test_a_client_of_another_loop_says_so(shares_stream: bool) -> None:
+    async def made() -> Client:
+        async with Client("127.0.0.1:1", shares_stream=shares_stream) as client:
+            return client
+
+    async def use(client: Client) -> None:
+        for call in (client.complete(REQUEST), client.describe()):
+            with pytest.raises(StartupError, match="belongs to another event loop; make one in each"):
+                await call
+
+    asyncio.run(use(asyncio.run(made())))
+
+
+@pytest.mark.parametrize("shares_stream", [False, True])
+async def test_the_names_of_headers_may_be_written_as_http_shows_them(shares_stream: bool) -> None:
+    """They were passed over on a shared stream, and refused by gRPC elsewhere."""
+    accepted: list[GenerationAccepted] = []
+    async with (
+        fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as server,
+        Client(server.address, NO_RETRIES, shares_stream=shares_stream) as client,
+    ):
+        async for _ in client.generate(REQUEST, on_accepted=accepted.append, headers={"X-Request-Id": "mine"}):
+            pass
+    assert [one.request_id for one in accepted] == ["mine"]
