@@ -149,7 +149,12 @@ class Progress:
         return bytearray(len(bits)) if self.error else bits
 
     def _bits(self) -> bytearray:
-        bits = bytearray(self._matcher.compute_bitmask())
+        # A copy is asked. A matcher keeps its last mask, by the lexer's state and the number of lexemes, and does not
+        # forget it when it goes back: behind a wrong draft it may give that one again, for another output.
+        asked = self._matcher.deep_copy()
+        bits = bytearray(asked.compute_bitmask())
+        if asked.is_error():
+            self._matcher = asked
         end_id = self._tokens.eos_token
         bits[end_id // 8] &= ~(1 << end_id % 8)
         return bits

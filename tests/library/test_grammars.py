@@ -19,6 +19,8 @@ TOKENIZER = byte_tokenizer()
 GRAMMARS = Grammars(TOKENIZER)
 LIMITED = ResponseFormat(grammar='start: a "." b\na[max_tokens=3]: /[a-z]+/\nb: /[0-9]*/')
 NESTED = ResponseFormat(grammar='start: "(" start ")" | /[xy]{1,3}/')
+SPACED = ResponseFormat(json_schema='{"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}')
+"""White space between its parts is free."""
 
 
 def bytes_of(text: str) -> list[int]:
@@ -69,7 +71,7 @@ def test_a_token_is_allowed_exactly_where_a_fresh_reader_takes_it(form: Response
         assert allowed_ids(progress) == taken
 
 
-@pytest.mark.parametrize("form", [*random_formats(8, seed=2), LIMITED, NESTED], ids=str)
+@pytest.mark.parametrize("form", [*random_formats(8, seed=2), LIMITED, NESTED, SPACED], ids=str)
 def test_what_is_allowed_does_not_depend_on_what_was_asked_before(form: ResponseFormat) -> None:
     rng = random.Random(4)
     outputs = [written(form, rng) for _ in range(3)]
@@ -81,6 +83,14 @@ def test_what_is_allowed_does_not_depend_on_what_was_asked_before(form: Response
             broken = [*one, rng.randrange(320), 256, 257]
             assert asked(progress, broken) == asked(GRAMMARS.begin(form), broken)
         assert asked(progress, one) == fresh[tuple(one)]
+
+
+@pytest.mark.parametrize(("before", "now"), [('{"a": ', '{ "a" '), ('{ "a" ', '{"a": '), ('{ "a": ', '{"a":null ')])
+def test_behind_drafts_that_were_wrong_the_mask_is_that_of_the_output_that_went_on(before: str, now: str) -> None:
+    """Both end in white space behind as many parts: the mask was the drafts' own, and outputs broke their format."""
+    progress = GRAMMARS.begin(SPACED)
+    asked(progress, bytes_of(before))
+    assert asked(progress, bytes_of(now)) == asked(GRAMMARS.begin(SPACED), bytes_of(now))
 
 
 def asked(progress: Progress, output: Sequence[int]) -> tuple[bool, bytes, bool]:
