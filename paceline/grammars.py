@@ -49,15 +49,17 @@ class Grammars:
         """Read the vocabulary, which takes a second for a large one. One that cannot be read refuses every format."""
         self._vocabulary: LLTokenizer | None = None
         self._failure = ""
+        self._special_ids: list[int] = []
         try:
-            self._vocabulary = _vocabulary(tokenizer)
+            self._vocabulary = tokens = _vocabulary(tokenizer)
+            self._special_ids += filter(tokens.is_special_token, tokenizer.get_added_tokens_decoder())
         except ValueError as error:
             self._failure = f"the model's tokenizer cannot be followed: {error}"
         self._compiled = lru_cache(COMPILED_COUNT)(self._compile)
 
     def begin(self, form: ResponseFormat) -> "Progress":
         """Return the beginning of an output. Raise InvalidRequest for a format that cannot be compiled."""
-        return Progress(self._compiled(form), lambda: self._compile(form), self._tokens)
+        return Progress(self._compiled(form), lambda: self._compile(form), self._tokens, self._special_ids)
 
     def check(self, form: ResponseFormat) -> None:
         """Raise InvalidRequest for a format that cannot be compiled, or that no text satisfies."""
@@ -99,10 +101,17 @@ def _vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
 class Progress:
     """How far an output has come in its grammar. It can go back: what it allows depends on the output alone."""
 
-    def __init__(self, beginning: LLMatcher, compile: Callable[[], LLMatcher], tokens: LLTokenizer) -> None:
+    def __init__(
+        self,
+        beginning: LLMatcher,
+        compile: Callable[[], LLMatcher],
+        tokens: LLTokenizer,
+        special_ids: Sequence[int],
+    ) -> None:
         self._beginning = beginning
         self._compile = compile
         self._tokens = tokens
+        self._special_ids = special_ids
         self._matcher = beginning.deep_copy()
         self._read: list[int] = []
 
@@ -155,8 +164,11 @@ class Progress:
         bits = bytearray(asked.compute_bitmask())
         if asked.is_error():
             self._matcher = asked
-        end_id = self._tokens.eos_token
-        bits[end_id // 8] &= ~(1 << end_id % 8)
+        _clear(bits, self._tokens.eos_token)
+        for one in self._special_ids:
+            # A complement has all bytes, those too that stand for special tokens in a mask, and none of these is taken.
+            if bits[one // 8] >> one % 8 & 1 and not asked.validate_tokens([one]):
+                _clear(bits, one)
         return bits
 
     def _restart(self, matcher: LLMatcher) -> None:
@@ -169,6 +181,10 @@ class Progress:
 
     def _is_known(self, token_id: int) -> bool:
         return token_id < self._tokens.vocab_size and token_id != self._tokens.eos_token
+
+
+def _clear(bits: bytearray, token_id: int) -> None:
+    bits[token_id // 8] &= ~(1 << token_id % 8)
 
 
 def _common_length(one: Sequence[int], other: Sequence[int]) -> int:

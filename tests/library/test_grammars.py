@@ -21,6 +21,8 @@ LIMITED = ResponseFormat(grammar='start: a "." b\na[max_tokens=3]: /[a-z]+/\nb: 
 NESTED = ResponseFormat(grammar='start: "(" start ")" | /[xy]{1,3}/')
 SPACED = ResponseFormat(json_schema='{"type": "object", "properties": {"a": {"type": "null"}}, "required": ["a"]}')
 """White space between its parts is free."""
+COMPLEMENT = ResponseFormat(grammar="start: other\nother: ~/[0-9]+x/")
+"""Of bytes, of which some stand for special tokens in the library's masks."""
 
 
 def bytes_of(text: str) -> list[int]:
@@ -61,7 +63,7 @@ def test_a_token_is_allowed_exactly_where_a_word_of_the_language_goes_on_with_it
         assert progress.is_whole is ([*prefix] in language)
 
 
-@pytest.mark.parametrize("form", [*random_formats(3), LIMITED, NESTED], ids=str)
+@pytest.mark.parametrize("form", [*random_formats(3), LIMITED, NESTED, COMPLEMENT], ids=str)
 def test_a_token_is_allowed_exactly_where_a_fresh_reader_takes_it(form: ResponseFormat) -> None:
     output = written(form, random.Random(3))
     progress = GRAMMARS.begin(form)
