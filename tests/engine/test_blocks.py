@@ -242,9 +242,21 @@ def test_likely_shapes_are_recorded_at_start_and_the_first_calls_record_none(
         assert not recorded
 
 
+def spoilt_by(first: Exception) -> Exception:
+    """Return what the end of a recording raises that another error has spoilt."""
+    error = RuntimeError("operation failed due to a previous error during capture")
+    error.__context__ = first
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "is_refused"),
-    [(torch.OutOfMemoryError("no memory"), True), (RuntimeError("not permitted when stream is capturing"), False)],
+    [
+        (torch.OutOfMemoryError("no memory"), True),
+        (spoilt_by(torch.OutOfMemoryError("no memory")), True),
+        (RuntimeError("not permitted when stream is capturing"), False),
+        (spoilt_by(RuntimeError("not permitted when stream is capturing")), False),
+    ],
 )
 def test_a_cache_that_leaves_no_memory_for_recorded_passes_does_not_start_and_names_the_setting(
     error: Exception, is_refused: bool, model: LoadedModel, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,7 @@ class Recorder:
         try:
             return self._graph(work)
         except Exception as error:  # Triton's errors have no base that torch's have too
-            self._can_record, self.lacks_memory = False, is_out_of_memory(error)
+            self._can_record, self.lacks_memory = False, _lacked_memory(error)
             # A recording that was spoilt ends by an error of its own, so all that came before is told.
             log.warning(
                 "passes cannot be recorded; they are launched kernel by kernel", error=str(error), exc_info=error
@@ -62,3 +62,10 @@ class Recorder:
             return result
 
         return replay
+
+
+def _lacked_memory(error: BaseException | None) -> bool:
+    """Return whether memory ran out, also where the end of a recording that this spoilt raised an error of its own."""
+    while error and not is_out_of_memory(error):
+        error = error.__context__
+    return error is not None
