@@ -88,6 +88,15 @@ async def test_it_tells_when_its_certificates_end(tmp_path: Path) -> None:
     assert renewed == {"tls_certificate": late.timestamp(), **ends_s}
 
 
+async def test_its_metrics_tell_whether_a_coordinator_serves_it() -> None:
+    for is_there in (True, False):
+        registry = CollectorRegistry()
+        async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry()) as server:
+            settings = GatewaySettings(coordinator=server.address if is_there else NOWHERE, port=0)
+            async with running_gateway(settings, Instruments(registry)):
+                assert value(registry, "gateway_coordinator_available") == is_there
+
+
 async def test_what_would_leave_the_machine_unguarded_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="not loopback"):
         async with gateway(NOWHERE, host="0.0.0.0"):
