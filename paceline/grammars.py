@@ -6,7 +6,7 @@ of logits, models or requests.
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -49,17 +49,19 @@ class Grammars:
         """Read the vocabulary, which takes a second for a large one. One that cannot be read refuses every format."""
         self._vocabulary: LLTokenizer | None = None
         self._failure = ""
-        self._special_ids: list[int] = []
+        self._special_bits: dict[int, int] = {}
+        """By the byte of a mask that has any, the bits of special tokens."""
         try:
             self._vocabulary = tokens = _vocabulary(tokenizer)
-            self._special_ids += filter(tokens.is_special_token, tokenizer.get_added_tokens_decoder())
+            for one in filter(tokens.is_special_token, tokenizer.get_added_tokens_decoder()):
+                self._special_bits[one // 8] = self._special_bits.get(one // 8, 0) | 1 << one % 8
         except ValueError as error:
             self._failure = f"the model's tokenizer cannot be followed: {error}"
         self._compiled = lru_cache(COMPILED_COUNT)(self._compile)
 
     def begin(self, form: ResponseFormat) -> "Progress":
         """Return the beginning of an output. Raise InvalidRequest for a format that cannot be compiled."""
-        return Progress(self._compiled(form), lambda: self._compile(form), self._tokens, self._special_ids)
+        return Progress(self._compiled(form), lambda: self._compile(form), self._tokens, self._special_bits)
 
     def check(self, form: ResponseFormat) -> None:
         """Raise InvalidRequest for a format that cannot be compiled, or that no text satisfies."""
@@ -106,14 +108,20 @@ class Progress:
         beginning: LLMatcher,
         compile: Callable[[], LLMatcher],
         tokens: LLTokenizer,
-        special_ids: Sequence[int],
+        special_bits: Mapping[int, int],
     ) -> None:
         self._beginning = beginning
         self._compile = compile
         self._tokens = tokens
-        self._special_ids = special_ids
+        self._special_bits = special_bits
         self._matcher = beginning.deep_copy()
+        """Goes back, so it is asked for no mask. A matcher keeps its last one, by the lexer's state and the number of
+        lexemes, and does not forget it when it goes back: behind a wrong draft it may give that one again."""
         self._read: list[int] = []
+        self._asked: LLMatcher | None = None
+        """A copy that is asked for masks, and never goes back."""
+        self._asked_count = 0
+        """Tokens that it has read."""
 
     @property
     def is_whole(self) -> bool:
@@ -134,6 +142,8 @@ class Progress:
         if common < len(self._read):
             if self._matcher.rollback(len(self._read) - common):
                 del self._read[common:]
+                if common < self._asked_count:
+                    self._asked = None
             else:
                 self._restart(self._beginning.deep_copy())
         self._go_on(output)
@@ -158,21 +168,36 @@ class Progress:
         return bytearray(len(bits)) if self.error else bits
 
     def _bits(self) -> bytearray:
-        # A copy is asked. A matcher keeps its last mask, by the lexer's state and the number of lexemes, and does not
-        # forget it when it goes back: behind a wrong draft it may give that one again, for another output.
-        asked = self._matcher.deep_copy()
+        asked = self._asked = self._gone_on()
+        self._asked_count = len(self._read)
         bits = bytearray(asked.compute_bitmask())
         if asked.is_error():
             self._matcher = asked
         _clear(bits, self._tokens.eos_token)
-        for one in self._special_ids:
-            # A complement has all bytes, those too that stand for special tokens in a mask, and none of these is taken.
-            if bits[one // 8] >> one % 8 & 1 and not asked.validate_tokens([one]):
-                _clear(bits, one)
+        for place, special in self._special_bits.items():
+            if bits[place] & special:
+                self._clear_special(bits, place, special)
         return bits
 
+    def _gone_on(self) -> LLMatcher:
+        """Return the matcher that is asked, at the end of what was read; a new one if the old one cannot come there."""
+        rest = self._read[self._asked_count :]
+        if self._asked and self._asked.try_consume_tokens(rest) == len(rest):
+            return self._asked
+        return self._matcher.deep_copy()
+
+    def _clear_special(self, bits: bytearray, place: int, special: int) -> None:
+        """Clear those special tokens of a byte that are not taken.
+
+        A complement has all bytes, those too that stand for special tokens in a mask, and none of these is taken.
+        """
+        reader = self._matcher.deep_copy()
+        for token_id in range(8 * place, 8 * place + 8):
+            if bits[place] & special & 1 << token_id % 8 and not reader.validate_tokens([token_id]):
+                _clear(bits, token_id)
+
     def _restart(self, matcher: LLMatcher) -> None:
-        self._matcher, self._read = matcher, []
+        self._matcher, self._read, self._asked = matcher, [], None
 
     def _go_on(self, output: Sequence[int]) -> None:
         rest = list(output[len(self._read) :])
