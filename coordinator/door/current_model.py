@@ -84,7 +84,7 @@ class CurrentModel:
     def _tell_unread(self, draft: ModelDescription) -> None:
         """Warn of a draft that cannot read all tokens. Vocabularies tell nothing of that: they are padded."""
         text = self.admission.served.text
-        if text is None or text.token_count <= draft.vocabulary_size or not self._unread.is_news(draft.model_id):
+        if text is None or text.token_count <= draft.vocabulary_size or not self._unread.note(draft.model_id):
             return
         log.warning(
             "the draft lacks tokens of the target; outputs with one of them, in the prompt or before the end, get no "
@@ -149,7 +149,7 @@ class CurrentModel:
         self._tell_kernels(model)
 
     def _tell_kernels(self, model: ModelDescription) -> None:
-        if model.kernels == self.target.kernels or not self._other_kernels.is_news(model.kernels):
+        if model.kernels == self.target.kernels or not self._other_kernels.note(model.kernels):
             return
         log.warning(
             "a target replica computes with other kernels than the first: an output that goes on there may be "
@@ -165,7 +165,7 @@ class _Told:
     def __init__(self) -> None:
         self._names: set[str] = set()
 
-    def is_news(self, name: str) -> bool:
+    def note(self, name: str) -> bool:
         """Note that a name is told of. Return whether it is the first time, of as many names as are told of."""
         is_first = name not in self._names and len(self._names) < MOST_TOLD
         if is_first:

@@ -124,7 +124,7 @@ class StreamedCalls:
 
     async def _do(self, message: bytes) -> None:
         """Do what a message asks. Raise InvalidRequest for one that is senseless: it ends the stream."""
-        read = partial(_read, message)
+        read = partial(_action, message)
         asked, unread = read() if len(message) < LONG_MESSAGE_BYTES else await asyncio.to_thread(read)
         running = self._running.get(asked.call_id)
         match asked.WhichOneof("action"):
@@ -242,7 +242,7 @@ def _prompt_update(call_id: int, prompt: OutputPiece, most_bytes: int) -> pb.Cal
     return update
 
 
-def _read(message: bytes) -> tuple[pb.GenerateStreamRequest, InvalidRequest | None]:
+def _action(message: bytes) -> tuple[pb.GenerateStreamRequest, InvalidRequest | None]:
     """Return what a message asks. With an error it begins a call, and the rest of it cannot be read.
 
     Raise InvalidRequest where not even that is known.
