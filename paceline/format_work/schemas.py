@@ -24,9 +24,9 @@ _ANNOTATIONS = {"$anchor", "$comment", "$defs", "$id", "$schema", "contentEncodi
 _ANNOTATIONS |= {"definitions", "description", "examples", "id", "readOnly", "title", "writeOnly", "x-guidance"}
 
 _NOT_OWN = _IN_PLACE | _ANNOTATIONS
-_VALUES = {"const", "default", "enum", "examples"}
+VALUES = {"const", "default", "enum", "examples"}
 """Keywords that hold values, in which nothing is a schema."""
-_MAPS = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+MAPS = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 """Keywords that hold schemas by name, and a name may be that of any keyword."""
 
 _Schema = dict[str, Any]
@@ -154,8 +154,8 @@ def _at(root: Any, keys: Iterable[str]) -> list[Any]:
         key = key.replace("~1", "/").replace("~0", "~")
         if isinstance(found, list) and re.fullmatch(r"\+?[0-9]{1,9}", key) and int(key) < len(found):
             found, is_map = found[int(key)], False
-        elif isinstance(found, dict) and key in found and (is_map or key not in _VALUES):
-            found, is_map = found[key], not is_map and key in _MAPS
+        elif isinstance(found, dict) and key in found and (is_map or key not in VALUES):
+            found, is_map = found[key], not is_map and key in MAPS
         else:
             return []
     return [found]
@@ -211,8 +211,8 @@ def _objects(schema: Any) -> Iterator[_Schema]:
         elif isinstance(one, dict):
             if not is_map:
                 yield one
-            inner = ((key, value) for key, value in one.items() if is_map or key not in _VALUES)
-            waiting += [(value, not is_map and key in _MAPS) for key, value in inner]
+            inner = ((key, value) for key, value in one.items() if is_map or key not in VALUES)
+            waiting += [(value, not is_map and key in MAPS) for key, value in inner]
 
 
 def _values(maps: Iterable[dict[str, Any]]) -> list[Any]:

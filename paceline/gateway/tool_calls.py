@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, Protocol
 
+from paceline.format_work.schemas import MAPS, VALUES
 from paceline.gateway.bodies import Json
 from paceline.types import ResponseFormat
 
@@ -310,14 +311,18 @@ def _parameters(tool: Json) -> Json:
     return {key: value for key, value in given.items() if key != "$id"} | {"type": "object"}
 
 
-def _moved(schema: Any, place: str) -> Any:
-    """Return a schema that stands elsewhere in another: its references are from the root."""
+def _moved(schema: Any, place: str, *, is_map: bool = False) -> Any:
+    """Return a schema, or with `is_map` those of a map, to stand elsewhere in another: references are from the root."""
     if isinstance(schema, list):
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
-    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#"):
+    moved = {
+        key: value if key in VALUES and not is_map else _moved(value, place, is_map=key in MAPS and not is_map)
+        for key, value in schema.items()
+    }
+    reference = None if is_map else schema.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
         moved["$ref"] = f"#{place}{reference[1:]}"
     return moved
 

@@ -267,6 +267,40 @@ def test_forced_arguments_are_an_object_whatever_the_schema_says(form: ToolForma
         assert (progress.move(ids) and progress.is_whole) is is_call, arguments
 
 
+LIKE_A_REFERENCE = {"$ref": "#/a"}
+
+
+@pytest.mark.parametrize("form", get_args(ToolFormat))
+@pytest.mark.parametrize(
+    ("properties", "right", "wrong"),
+    [
+        ({"a": {"const": LIKE_A_REFERENCE}}, {"a": LIKE_A_REFERENCE}, {"a": {"$ref": "#"}}),
+        ({"a": {"enum": [[LIKE_A_REFERENCE]]}}, {"a": [LIKE_A_REFERENCE]}, {"a": [{"$ref": "#"}]}),
+        ({"const": {"$ref": "#/$defs/whole"}}, {"const": 1}, {"const": "x"}),
+        ({"$ref": {"type": "integer"}}, {"$ref": 1}, {"$ref": "x"}),
+        ({"a": {"$ref": "#/$defs/default"}}, {"a": 1}, {"a": "x"}),
+        ({"a": {"$ref": "#named"}}, {"a": 1}, {"a": "x"}),
+    ],
+    ids=["const", "enum", "a property const", "a property $ref", "a definition default", "an anchor"],
+)
+def test_forced_arguments_refer_to_what_their_tool_does(
+    form: ToolFormat, properties: Json, right: Json, wrong: Json
+) -> None:
+    """A value that looks like a reference was changed as one is, and only the changed one could be the argument."""
+    whole = {"type": "integer", "$anchor": "named"}
+    parameters = {"properties": properties, "required": [*properties], "additionalProperties": False}
+    parameters["$defs"] = {"whole": {"type": "integer"}, "default": {"$ref": "#/$defs/whole"}, "named": whole}
+    tools = [NOW, {"type": "function", "function": {"name": "add", "parameters": parameters}}]
+    forced = forced_calls(form, tools, several=False)
+    GRAMMARS.check(forced)
+    key = "arguments" if form == "hermes" else "parameters"
+    for arguments in (right, wrong):
+        call = f'{{"name": "add", "{key}": {json.dumps(arguments)}}}'
+        assert allows(forced, f"<tool_call>\n{call}\n</tool_call>" if form == "hermes" else call) is (
+            arguments is right
+        )
+
+
 @pytest.mark.parametrize("form", get_args(ToolFormat))
 @pytest.mark.parametrize("function", [{"name": "add"}, {"name": "add", "parameters": None}])
 def test_a_tool_that_names_no_parameters_takes_no_arguments(form: ToolFormat, function: Json) -> None:
