@@ -37,6 +37,11 @@ class Account:
             self._finishes[prompt_index, piece.completion_index] = piece.finish
 
     @property
+    def is_accepted(self) -> bool:
+        """Whether a coordinator has queued a prompt, be it one of several."""
+        return bool(self._accepted)
+
+    @property
     def is_whole(self) -> bool:
         return len(self._finishes) == self._output_count
 

@@ -22,7 +22,7 @@ from paceline.gateway.record import CLIENT_LEFT, RequestRecord
 from paceline.gateway.requests import own_names
 from paceline.gateway.running import Running
 from paceline.gateway.spans import callers_trace, request_span
-from paceline.gateway.sse import EventStream, event
+from paceline.gateway.sse import SILENCE_S, EventStream, event
 from paceline.gateway.tool_calls import ToolFormat
 from paceline.observe.logs import active_span
 from paceline.request_ids import REQUEST_ID
@@ -50,6 +50,8 @@ class Gateway:
     tool_format: ToolFormat
     max_body_bytes: int
     timeout_s: float
+    silence_s: float = SILENCE_S
+    """Time without an event after which a stream gets a comment."""
 
 
 class Endpoint(Generic[BodyT]):
@@ -162,7 +164,8 @@ class _Call(Generic[BodyT]):
                 while written := await asyncio.to_thread(next, events, b""):
                     await self._events.send(written)
 
-        await self._generate(requests, deliver, answer)
+        async with self._events.pinged(self._gateway.silence_s, lambda: answer.account.is_accepted):
+            await self._generate(requests, deliver, answer)
         await self._events.end()
 
     async def _whole(self, answer: WholeAnswer[BodyT], requests: list[GenerationRequest]) -> None:

@@ -64,6 +64,8 @@ class ScriptedGenerator:
     """Raised instead of a description; None: it describes."""
     waits_for: asyncio.Event | None = None
     """Awaited before the last piece; None: nothing is."""
+    pause_s: float = 0.0
+    """Time before each piece."""
     asked: list[GenerationRequest] = field(default_factory=list)
     headers: list[Mapping[str, str]] = field(default_factory=list)
     """Those of each request."""
@@ -89,6 +91,8 @@ class ScriptedGenerator:
                 for piece in self.says:
                     if piece.finish and self.waits_for:
                         await self.waits_for.wait()
+                    if self.pause_s:
+                        await asyncio.sleep(self.pause_s)
                     yield replace(piece, completion_index=index)
             if self.fails:
                 raise self.fails
@@ -144,8 +148,8 @@ async def scripted_door(generator: ScriptedGenerator, **settings: Any) -> AsyncI
 
 
 @asynccontextmanager
-async def scripted_url(generator: ScriptedGenerator) -> AsyncIterator[str]:
+async def scripted_url(generator: ScriptedGenerator, **settings: Any) -> AsyncIterator[str]:
     """Serve a gateway that asks the generator; yield its URL."""
-    app, _ = await _app(generator)
+    app, _ = await _app(generator, **settings)
     async with listening(GatewaySettings(coordinator="127.0.0.1:1", port=0), app) as address:
         yield f"http://{address}"

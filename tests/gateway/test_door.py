@@ -41,8 +41,9 @@ from paceline.gateway.errors import HttpError, http_error
 from paceline.gateway.formats import response_format_of
 from paceline.gateway.generating import MOST_OUTPUTS, generate_all
 from paceline.gateway.reading import LONG_BODY_BYTES
-from paceline.gateway.sse import DONE
+from paceline.gateway.sse import DONE, PING
 from paceline.types import Chat, ChatMessage, GenerationRequest, OutputPiece, ResponseFormat, Text
+from tests.fakes.model_services import describe
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
 from tests.scrapes import by_label, value
 
@@ -601,6 +602,42 @@ async def test_a_client_that_goes_after_the_last_event_has_had_its_answer() -> N
         with capture_logs() as lines:
             await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
     assert [one["status"] for one in lines] == [200]
+
+
+async def test_a_stream_that_waits_is_not_silent() -> None:
+    """Proxies ended its connection before its first token, while it waited in a queue."""
+    held, sent = asyncio.Event(), list[bytes]()
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    body = [{"type": "http.request", "body": b'{"prompt": "a", "stream": true}'}]
+
+    async def receive() -> Any:
+        return body.pop() if body else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if sent.count(PING) == 2:
+            held.set()
+
+    async with scripted_door(ScriptedGenerator(pieces("a"), waits_for=held), silence_s=0.001) as door:
+        await Endpoint(COMPLETION, door.gateway)(scope, receive, send)
+    head, *pings, answer, end = sent
+    assert (head, set(pings), end) == (b"", {PING}, b"")
+    assert answer.startswith(b"data: {") and answer.endswith(DONE), "nothing comes behind the last event"
+
+
+@dataclass
+class Unreached(ScriptedGenerator):
+    """Looks for a coordinator for a while, and finds none that takes the request."""
+
+    async def generate(self, request: GenerationRequest, **asked: Any) -> AsyncGenerator[OutputPiece, None]:
+        await asyncio.sleep(0.05)
+        async for piece in super().generate(request, **asked):
+            yield piece
+
+
+async def test_a_stream_that_no_coordinator_has_taken_can_still_be_refused_by_a_status() -> None:
+    async with scripted_door(Unreached(refuses=Overloaded("full")), silence_s=0.001) as door:
+        assert (await door.complete(stream=True)).status_code == 429
 
 
 async def test_a_client_that_reads_nothing_is_given_up_once_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

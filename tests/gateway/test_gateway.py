@@ -23,7 +23,7 @@ from paceline.process.instruments import Instruments
 from paceline.types import GenerationRequest, SamplingParameters, TokenIds
 from tests.coordinators import fake_server, prompts
 from tests.fakes.model_services import FakeDrafter, FakeVerifier, HeldVerifier, continuation
-from tests.fakes.scripted_generator import ScriptedGenerator, scripted_url
+from tests.fakes.scripted_generator import ScriptedGenerator, pieces, scripted_url
 from tests.fuzzing.bad_requests import MAX_BODY_BYTES, BadRequest, bad_requests
 from tests.fuzzing.http_answers import answer_to, complaint
 from tests.scrapes import value
@@ -132,6 +132,16 @@ async def test_the_openai_client_reads_both_forms_and_the_errors() -> None:
             await client.completions.create(model=model, prompt=[4], max_tokens=-1)
         with pytest.raises(Exception, match="another.* is not served"):
             await client.completions.create(model="another", prompt=[4], max_tokens=1)
+
+
+async def test_the_openai_client_skips_what_keeps_a_stream_from_being_silent() -> None:
+    said = ("Hel", "lo", "!")
+    async with (
+        scripted_url(ScriptedGenerator(pieces(*said), pause_s=0.02), silence_s=0.001) as url,
+        AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client,
+    ):
+        stream = await client.completions.create(model="target", prompt="a", stream=True)
+        assert [one.choices[0].text async for one in stream] == [*said]
 
 
 async def test_the_openai_client_does_not_ask_again_for_an_answer_that_took_too_long() -> None:
