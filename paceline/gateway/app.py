@@ -20,6 +20,7 @@ from paceline.gateway.access import LIVENESS_PATH, BearerTokens
 from paceline.gateway.apis import APIS
 from paceline.gateway.endpoint import Endpoint, Gateway
 from paceline.gateway.errors import HANDLERS, shutting_down, unserved
+from paceline.gateway.leaving import EndsConnections
 from paceline.gateway.page import Page
 from paceline.gateway.request_ids import RequestIds
 from paceline.gateway.unread import ReadsAway
@@ -46,7 +47,7 @@ def make_app(
         Route("/", page.answer),
         Route("/page/{name}", page.answer),
     ]
-    middleware = [Middleware(ReadsAway)]
+    middleware = [Middleware(ReadsAway), Middleware(EndsConnections, running=gateway.running)]
     if cors_origins:
         allowed: dict[str, Any] = {"allow_methods": ["GET", "POST"], "allow_headers": ["*"]}
         allowed["expose_headers"] = ["retry-after", REQUEST_ID]  # else no page can read them

@@ -98,8 +98,7 @@ UNEXPECTED = HttpError(500, "the gateway failed unexpectedly; its log says why",
 def shutting_down() -> HttpError:
     # Made anew each time, as all errors: one that is raised keeps the frames that it passes.
     words = "the gateway is shutting down; ask again, which reaches another"
-    # On a connection that is kept the next request would come here again.
-    return HttpError(503, words, SERVER, headers=RETRY_SOON | {"connection": "close"})
+    return HttpError(503, words, SERVER, headers=RETRY_SOON)
 
 
 def unserved() -> HttpError:

@@ -323,7 +323,9 @@ async def test_a_gateway_that_drains_takes_nothing_new_and_finishes_what_it_has(
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
         held.set()
         await draining
-        assert (await running).json()["choices"][0]["text"] == "ab"
+        ended = await running
+        assert ended.json()["choices"][0]["text"] == "ab"
+        assert ended.headers["connection"] == "close", "the next request on it would be refused"
 
 
 async def test_more_requests_than_it_takes_are_to_come_again() -> None:
