@@ -67,10 +67,10 @@ class _Paths:
         self._registry = registry
 
     async def models(self, _: Request) -> Response:
-        return _json({"object": "list", "data": [_model(one) for one in self._gateway.model.names]})
+        return _json({"object": "list", "data": [self._told(one) for one in self._gateway.model.names]})
 
     async def model(self, request: Request) -> Response:
-        return _json(_model(self._gateway.model.shown(request.path_params["name"])))
+        return _json(self._told(self._gateway.model.shown(request.path_params["name"])))
 
     async def health(self, _: Request) -> Response:
         if self._gateway.running.is_draining:
@@ -89,14 +89,14 @@ class _Paths:
     async def cluster(self, _: Request) -> Response:
         return described(await self._gateway.generator.describe_once())
 
+    def _told(self, name: str) -> dict[str, Any]:
+        own = {"id": name, "object": "model", "created": 0, "owned_by": "paceline"}
+        return own | {"max_model_len": self._gateway.model.max_length}  # vLLM's name
+
 
 def described(cluster: ClusterDescription) -> Response:
     """Return what coordinators say of a cluster, in the names of their own types."""
     return _json(asdict(cluster))
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "paceline"}
 
 
 def _json(value: Any) -> Response:

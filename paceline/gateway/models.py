@@ -19,6 +19,8 @@ class ServedModel:
         self._generator = generator
         self._names = names
         self._own_name = ""
+        self.max_length: int | None = None
+        """Most tokens of a prompt with its output; None when none is known."""
         self.is_served = True
         """Whether a coordinator answers, and takes the gateway's token."""
 
@@ -29,7 +31,8 @@ class ServedModel:
 
     async def look(self) -> None:
         try:
-            self._own_name = (await self._generator.describe_once()).target.model_id
+            target = (await self._generator.describe_once()).target
+            self._own_name, self.max_length = target.model_id, target.longest_sequence
         except (PeerUnavailable, Unauthenticated) as error:
             if self.is_served:
                 log.warning("no coordinator serves the gateway", error=str(error))

@@ -262,6 +262,15 @@ async def test_a_path_with_a_slash_too_many_is_none() -> None:
         assert (await door.http.get("/v1/models/")).status_code == 404
 
 
+async def test_a_model_tells_how_long_a_sequence_it_takes() -> None:
+    async with scripted_door(ScriptedGenerator()) as door:
+        (listed,) = (await door.http.get("/v1/models")).json()["data"]
+        assert (await door.http.get("/v1/models/target")).json() == listed
+        assert listed["max_model_len"] == describe("target").longest_sequence > 0
+    async with scripted_door(ScriptedGenerator(is_away=PeerUnavailable("away")), names=("gpt",)) as door:
+        assert (await door.http.get("/v1/models/gpt")).json()["max_model_len"] is None
+
+
 async def test_given_names_take_the_place_of_the_targets_own() -> None:
     async with scripted_door(ScriptedGenerator(pieces("a")), names=("gpt", "x/y")) as door:
         assert [one["id"] for one in (await door.http.get("/v1/models")).json()["data"]] == ["gpt", "x/y"]
