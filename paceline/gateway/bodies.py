@@ -1,11 +1,10 @@
 """Bodies of requests: types and ranges of OpenAI's API, vLLM's extras, and ours under `paceline`.
 
-Types are strict. Fields that nobody knows are ignored, as vLLM does; fields that would change the output and cannot be
-served are refused. Says nothing of what the fields mean.
+Types are strict. Fields that nobody knows are ignored, as vLLM does; `refused_fields` has those that are refused. Says
+nothing of what the fields mean.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 
 from paceline.chat_template import MAX_STRINGS
 from paceline.checks import MAX_LOGIT_BIASES, MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS
+from paceline.gateway.refused_fields import RefusedChatFields, RefusedCompletionFields, RefusedFields, Unsupported
 from paceline.types import SOURCE_NAMES
 
 LARGEST = (1 << 31) - 1
@@ -138,20 +138,8 @@ def _source(word: str) -> str:
     return word
 
 
-def _only(*harmless: object) -> Callable[[object], object]:
-    """Return a check that refuses all but values that change nothing."""
-
-    def refuse(value: object) -> object:
-        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
-            raise ValueError("is not supported; leave it out")
-        return value
-
-    return refuse
-
-
 Content = Annotated[str | None, PlainValidator(_text)]
 Tool = Annotated[Json, PlainValidator(_tool)]
-Unsupported = Annotated[Any, AfterValidator(_only())]
 Source = Annotated[str, AfterValidator(_source)]
 
 
@@ -205,6 +193,7 @@ class Message(Body):
     name: str | None = None
     tool_calls: Entries[MessageToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: Unsupported = None
 
 
 class JsonSchema(Body):
@@ -232,9 +221,11 @@ class PredictionBody(Body):
 
 class StreamOptions(Body):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """vLLM's."""
 
 
-class GenerationBody(Body):
+class GenerationBody(Body, RefusedFields):
     """What both kinds of requests have."""
 
     model: str | None = None
@@ -262,18 +253,6 @@ class GenerationBody(Body):
     return_token_ids: bool | None = None
     guided_regex: str | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: Unsupported = None
-    guided_grammar: Unsupported = None
-    guided_choice: Unsupported = None
-    use_beam_search: Annotated[Any, AfterValidator(_only(False))] = None
-    prompt_logprobs: Unsupported = None
-    allowed_token_ids: Unsupported = None
-    bad_words: Annotated[Any, AfterValidator(_only([]))] = None
-    logits_processors: Unsupported = None
-    include_stop_str_in_output: Annotated[Any, AfterValidator(_only(False))] = None
-    truncate_prompt_tokens: Unsupported = None
-    skip_special_tokens: Annotated[Any, AfterValidator(_only(True))] = None
-    return_tokens_as_token_ids: Annotated[Any, AfterValidator(_only(False))] = None
     # Ours.
     paceline: PacelineOptions | None = None
 
@@ -297,6 +276,11 @@ class GenerationBody(Body):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def includes_usage_always(self) -> bool:
+        """Whether each chunk tells the usage up to it."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
     def is_prompt_alone(self) -> bool:
         """Whether only the prompt is asked for."""
         return False
@@ -306,7 +290,7 @@ class GenerationBody(Body):
         return bool(self.paceline and self.paceline.tell)
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, RefusedChatFields):
     messages: Annotated[Entries[Message], Field(min_length=1)]
     max_tokens: Positive | None = None
     logprobs: bool | None = None
@@ -315,17 +299,7 @@ class ChatBody(GenerationBody):
     tool_choice: Annotated[Any, PlainValidator(_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Json | None = None
-    functions: Unsupported = None
-    function_call: Unsupported = None
-    audio: Unsupported = None
-    modalities: Annotated[Any, AfterValidator(_only(["text"]))] = None
-    continue_final_message: Annotated[Any, AfterValidator(_only(False))] = None
-    add_generation_prompt: Annotated[Any, AfterValidator(_only(True))] = None
-    chat_template: Unsupported = None
-    documents: Annotated[Any, AfterValidator(_only([]))] = None
-    add_special_tokens: Annotated[Any, AfterValidator(_only(False))] = None
-    web_search_options: Unsupported = None
-    echo: Annotated[Any, AfterValidator(_only(False))] = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
     @model_validator(mode="after")
     def _parts_come_together(self) -> "ChatBody":
@@ -353,13 +327,10 @@ class ChatBody(GenerationBody):
         return bool(self.tools) and self.tool_choice not in (None, "auto", "none")
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(GenerationBody, RefusedCompletionFields):
     prompt: Annotated[tuple[str | tuple[int, ...], ...], PlainValidator(_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
-    suffix: Annotated[Any, AfterValidator(_only(""))] = None
-    add_special_tokens: Annotated[Any, AfterValidator(_only(True))] = None
-    prompt_embeds: Unsupported = None
     best_of: Any = None
 
     @model_validator(mode="after")

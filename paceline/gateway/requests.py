@@ -4,7 +4,7 @@ import secrets
 from dataclasses import replace
 
 from paceline.checks import MIN_TEMPERATURE
-from paceline.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Message, PacelineOptions
+from paceline.gateway.bodies import ChatBody, CompletionBody, GenerationBody, Json, Message, PacelineOptions
 from paceline.gateway.errors import invalid
 from paceline.gateway.formats import as_json, format_field, response_format_of
 from paceline.gateway.tool_calls import ToolFormat
@@ -128,8 +128,15 @@ def conversation_of(body: ChatBody) -> Chat:
     messages = tuple(_message(one, f"messages[{index}]") for index, one in enumerate(body.messages))
     # Tools that may not be called are not shown to the model.
     tools = tuple(as_json(one, "tools") for one in body.tools or () if body.calls_tools)
-    arguments = as_json(body.chat_template_kwargs, "chat_template_kwargs") if body.chat_template_kwargs else ""
+    variables = _template_variables(body)
+    arguments = as_json(variables, "chat_template_kwargs") if variables else ""
     return Chat(messages, tools, arguments)
+
+
+def _template_variables(body: ChatBody) -> Json:
+    """Return the template's further variables. An effort becomes those that vLLM makes of it."""
+    given, effort = body.chat_template_kwargs or {}, body.reasoning_effort
+    return {"enable_thinking": effort != "none"} | given | {"reasoning_effort": effort} if effort else given
 
 
 def _message(message: Message, place: str) -> ChatMessage:

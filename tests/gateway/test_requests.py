@@ -221,6 +221,30 @@ def test_conversations_arrive_with_their_calls() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("asked", "variables"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        (
+            {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False, "a": 1}},
+            {"reasoning_effort": "high", "enable_thinking": False, "a": 1},
+        ),
+    ],
+)
+def test_the_effort_of_reasoning_reaches_the_template(asked: dict[str, Any], variables: dict[str, Any]) -> None:
+    """It was ignored, and templates that know it wrote another prompt than it asks for."""
+    prompt = chat(**asked).prompt
+    assert isinstance(prompt, Chat)
+    assert json.loads(prompt.template_arguments or "{}") == variables
+
+
+def test_what_the_template_does_is_asked_of_it() -> None:
+    for asked in ({"continue_final_message": True}, {"add_generation_prompt": False}, {"documents": [{"text": "a"}]}):
+        assert refused(**asked).message.endswith("is not supported; give it in chat_template_kwargs")
+
+
 def test_tools_that_may_not_be_called_are_not_shown_to_the_model() -> None:
     prompt = chat(tools=[ADD], tool_choice="none").prompt
     assert isinstance(prompt, Chat)
@@ -305,6 +329,26 @@ def test_several_formats_at_once_are_refused() -> None:
         ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
         ({"web_search_options": {}}, "web_search_options"),
+        ({"cache_salt": "secret"}, "cache_salt"),
+        ({"logprobs": True, "logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"priority": 1}, "priority"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, "repetition_detection"),
+        ({"thinking_token_budget": 0}, "thinking_token_budget"),
+        ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
+        ({"watermarking": True}, "watermarking"),
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"return_prompt_text": True}, "return_prompt_text"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"regex": "a+"}, "regex"),
+        ({"ebnf": "root ::= a"}, "ebnf"),
+        ({"prompt": "a", "json_schema": "{}"}, "json_schema"),
+        ({"stop_regex": "a+"}, "stop_regex"),
+        ({"no_stop_trim": True}, "no_stop_trim"),
+        ({"lora_path": "a"}, "lora_path"),
+        ({"input_ids": [1]}, "input_ids"),
+        ({"reasoning_effort": "extreme"}, "reasoning_effort"),
+        ({"messages": [{"role": "assistant", "content": "a", "function_call": {}}]}, "messages[0].function_call"),
         ({"add_special_tokens": True}, "add_special_tokens"),
         ({"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
         ({"prompt": "a", "prompt_embeds": "x"}, "prompt_embeds"),
@@ -372,12 +416,13 @@ def test_what_is_no_json_or_no_body_is_refused(content: bytes) -> None:
 def test_fields_that_change_nothing_are_taken() -> None:
     unknown = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "made_up": [1]}
     harmless = {"bad_words": [], "include_stop_str_in_output": False, "use_beam_search": False}
-    harmless |= {"skip_special_tokens": True, "return_tokens_as_token_ids": False}
+    harmless |= {"skip_special_tokens": True, "return_tokens_as_token_ids": False, "priority": 0, "vllm_xargs": {}}
+    harmless |= {"thinking_token_budget": -1, "watermarking": False, "no_stop_trim": False, "cache_salt": None}
     alone = {"best_of": 1, "suffix": None, "add_special_tokens": True}
     assert completions(**unknown, **harmless, **alone, seed=1) == completions(seed=1)
     assert completions(n=2, best_of=2, seed=1) == completions(n=2, best_of=None, seed=1) == completions(n=2, seed=1)
     chats = {"modalities": ["text"], "add_generation_prompt": True, "parallel_tool_calls": True, "echo": False}
-    chats["add_special_tokens"] = False
+    chats |= {"add_special_tokens": False, "include_reasoning": True, "verbosity": "medium"}
     assert chat(**harmless, **chats, seed=1) == chat(seed=1)
 
 
