@@ -57,7 +57,8 @@ class Account:
 
     @property
     def prompt_token_count(self) -> int:
-        return sum(one.prompt_count for one in self._accepted.values())
+        # A copy, for a thread may ask while another prompt is accepted.
+        return sum(one.prompt_count for one in list(self._accepted.values()))
 
     def usage(self) -> Json:
         """Return OpenAI's usage. A prompt counts once, however many outputs it has."""

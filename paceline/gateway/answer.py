@@ -20,6 +20,11 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 LONG_TOKENS = 1024
 """Tokens in an answer from which on a thread writes it: with log-probabilities each takes 15 to 90 us."""
 
+PART_TOKENS = 32
+"""Most tokens in an event. With 20 log-probabilities of 18 characters each takes 2.8 KB, and aiohttp reads no line of
+more than 128 KiB.
+"""
+
 
 class Answer(Generic[BodyT]):
     """What all answers have: names, choices and counts."""
@@ -63,41 +68,55 @@ class StreamedAnswer(Answer[BodyT]):
     """JSON of what every chunk begins with; None before the first chunk."""
 
     def write(self, prompt_index: int, piece: OutputPiece) -> Iterator[bytes]:
-        """Yield the events for a piece: of a prompt one for each of its outputs, then one for the rest."""
+        """Yield the events for a piece: those of a prompt for each of its outputs, then those for the rest."""
         if self._start is None:
             self._start = _encode(self._head(self._api.chunk_object))[:-1]
         piece = self._own(piece)
         self.account.add(prompt_index, piece)
         for prompt in self._prompt_choices(prompt_index, piece):
-            yield self._event([prompt], {}, None)
-        choice = self._choices[self._index(prompt_index, piece.completion_index)].write(piece.tokens, piece.finish)
+            yield self._event([prompt], {})
+        output = self._choices[self._index(prompt_index, piece.completion_index)]
+        *parts, last = _parts(piece.tokens)
+        for part in parts:
+            if choice := output.write(part, None):
+                yield self._event([choice], {})
+        choice = output.write(last, piece.finish)
         choices = [choice] if choice else []
         ends, usage_last = self.account.is_whole, self._body.includes_usage
         told = told_of_piece(piece) if self._body.tells and piece.tokens else {}
         if ends and not usage_last:
             told |= self.account.told(self._trace_id)
-        events = self._event(choices, told, None) if choices or told else b""
+        events = self._event(choices, told) if choices or told else b""
         if ends and usage_last:
-            events += self._event([], self.account.told(self._trace_id), self.account.usage())
+            events += self._event([], self.account.told(self._trace_id), is_last=True)
         if events or ends:
             yield events + DONE if ends else events
 
     def _prompt_choices(self, prompt_index: int, piece: OutputPiece) -> Iterator[Json]:
-        """Yield choices with the prompt, which comes once, for each of its outputs."""
+        """Yield choices with the prompt, which comes once, for each of its outputs: a part of it in each."""
         if not piece.prompt_tokens:
             return
         first = self._index(prompt_index, 0)
         for one in self._choices[first : first + self._output_count]:
-            if written := one.write((), None, piece.prompt_tokens):
-                yield written
+            for part in _parts(piece.prompt_tokens):
+                if written := one.write((), None, part):
+                    yield written
 
-    def _event(self, choices: list[Json], told: Json, usage: Json | None) -> bytes:
+    def _event(self, choices: list[Json], told: Json, *, is_last: bool = False) -> bytes:
         rest: Json = {"choices": choices}
         if self._body.includes_usage:
-            rest["usage"] = usage
+            rest["usage"] = self.account.usage() if is_last or self._body.includes_usage_always else None
         if told:
             rest["paceline"] = told
         return event(f"{self._start},{_encode(rest)[1:]}")
+
+
+def _parts(tokens: Sequence[OutputToken]) -> list[Sequence[OutputToken]]:
+    """Return the tokens, or none, by the events that have them."""
+    if len(tokens) <= PART_TOKENS:
+        return [tokens]
+    tokens = list(tokens)  # slices of a run would make all of its tokens again
+    return [tokens[begin : begin + PART_TOKENS] for begin in range(0, len(tokens), PART_TOKENS)]
 
 
 @dataclass

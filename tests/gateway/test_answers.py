@@ -71,6 +71,20 @@ async def test_usage_comes_in_a_chunk_of_its_own_when_asked_for() -> None:
     assert not [one for one in chunks if "paceline" in one]
 
 
+async def test_each_chunk_tells_the_usage_up_to_it_when_asked_for() -> None:
+    """vLLM's load generators ask for it; it was null."""
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    async with scripted_door(ScriptedGenerator(pieces("Hel", "lo"))) as door:
+        chunks = events(await door.chat(stream=True, stream_options=asked))
+        alone = events(await door.chat(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert [(one["usage"]["prompt_tokens"], one["usage"]["completion_tokens"]) for one in chunks] == [
+        (3, 1),
+        (3, 2),
+        (3, 2),
+    ]
+    assert not [one for one in alone if "usage" in one]
+
+
 async def test_a_token_without_text_makes_no_chunk() -> None:
     async with scripted_door(ScriptedGenerator(pieces("a", "", "b"))) as door:
         assert len(events(await door.complete(stream=True))) == 2
@@ -165,7 +179,7 @@ async def test_long_echoed_prompts_are_written_beside_the_event_loop(
     write = CompletionChoice.write
 
     def noted(self: CompletionChoice, *written: Any) -> Json | None:
-        if written[2:] and len(written[2]) > LONG_TOKENS:
+        if written[2:] and written[2]:
             threads.add(threading.current_thread())
         return write(self, *written)
 
@@ -182,6 +196,34 @@ async def test_long_echoed_prompts_are_written_beside_the_event_loop(
     assert texts == ["Hi" + "é" * (LONG_TOKENS + 1)] * 3
     assert places == [LONG_TOKENS + 2] * 3
     assert threads and threading.current_thread() not in threads
+
+
+LIKELIEST = tuple(f"{'likely':>16}{index:02}".encode() for index in range(20))
+RICH = token(
+    LIKELIEST[0].decode(),
+    logprobs=TokenLogprobs(-1 / 3, tuple((index, -1 / 3 - index) for index in range(20))),
+    token_bytes=LIKELIEST[0],
+    top_token_bytes=LIKELIEST,
+)
+LONGEST_LINE = 128 << 10
+"""More than that aiohttp does not read of a line."""
+
+
+async def test_no_line_of_a_stream_is_longer_than_clients_read() -> None:
+    """A prompt that was sent back was one line of 11 MB, and what a slow reader had left one of 2.8 MB."""
+    finish = GenerationFinish(FinishReason.LENGTH, Usage(1, 1000))
+    echoed, rest = OutputPiece((), prompt_tokens=(RICH,) * 1000), OutputPiece((RICH,) * 1000, finish)
+    async with scripted_door(ScriptedGenerator([echoed, rest])) as door:
+        completion = await door.complete(echo=True, logprobs=20, stream=True)
+        chat = await door.chat(logprobs=True, top_logprobs=20, stream=True)
+    assert max(map(len, (completion.text + chat.text).splitlines())) < LONGEST_LINE
+    choices = [one["choices"][0] for one in events(completion)]
+    assert "".join(one["text"] for one in choices) == RICH.text * 2000
+    assert [place for one in choices for place in one["logprobs"]["text_offset"]] == [*range(0, 2000 * 18, 18)]
+    contents = [one["choices"][0]["logprobs"]["content"] for one in events(chat)]
+    assert sum(map(len, contents)) == 1000
+    for chunks in (events(completion), events(chat)):
+        assert [one["choices"][0]["finish_reason"] for one in chunks[-2:]] == [None, "length"]
 
 
 async def test_long_outputs_are_written_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
