@@ -175,7 +175,7 @@ async def served(model: InstantDrafter | InstantVerifier) -> AsyncIterator[str]:
     with closing(ModelWorker(1)) as worker:
         servicer = kind(model, Answering(worker, Exchanges()))
         async with running_server("127.0.0.1", 0, [name], partial(add, servicer), grace_s=1) as server:
-            await server.set_serving(True)
+            server.set_serving(True)
             yield server.address
 
 

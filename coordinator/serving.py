@@ -65,7 +65,7 @@ async def running_coordinator(settings: CoordinatorSettings, watched: Instrument
             await services.find(parts, tasks)
             tasks.start(parts.dispatcher.run())
             async with open_door(settings, options, parts, threads, watched) as server:
-                await server.set_serving(parts.dispatcher.is_serving)
+                server.set_serving(parts.dispatcher.is_serving)
                 tasks.start(parts.dispatcher.tell_serving(server.set_serving))
                 yield server
         finally:

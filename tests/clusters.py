@@ -107,7 +107,7 @@ async def model_server(
         admitted_interceptors=[*interceptors, *traced_calls(tracer)],
         streams=exchanges,
     ) as server:
-        await server.set_serving(True)
+        server.set_serving(True)
         async with open_channel(server.address, security=security) as channel:
             yield ModelServer(runner, server.address, channel, worker, exchanges)
     worker.close()

@@ -6,7 +6,7 @@ ones, and another target rebuilds their caches from their tokens.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -85,11 +85,11 @@ class Dispatcher:
             return True
         return not self._queue and any(target.may_be_tried for target in self._targets.values())
 
-    async def tell_serving(self, tell: Callable[[bool], Awaitable[None]]) -> None:
+    async def tell_serving(self, tell: Callable[[bool], None]) -> None:
         """Call `tell` with `is_serving`, now and whenever it changes, until cancelled."""
         while True:
             self._serving_changed.clear()
-            await tell(self.is_serving)
+            tell(self.is_serving)
             await self._serving_changed.wait()
 
     @property

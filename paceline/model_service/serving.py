@@ -124,12 +124,12 @@ async def _serve_until_told(
     """Answer calls until told to stop, and a while longer."""
     freeze_heap()
     give_back()
-    await server.set_serving(True)
+    server.set_serving(True)
     announce(name, server.address, watched.metrics_url)
     await _until_stopped(settings, runner, worker)
     # Coordinators that see this move their generations to other replicas, if there are any. They look at once when
     # their streams end.
-    await server.set_serving(False)
+    server.set_serving(False)
     exchanges.end_streams()
     await until_empty(runner, settings.shutdown_grace_s / 2)
 

@@ -62,7 +62,7 @@ class RunningServer:
     health_address: str | None = None
     """`host:port` of the additional plaintext health checks; None without them."""
 
-    async def set_serving(self, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
         """Set the health status of each service and of the whole server (``)."""
         state = Status.SERVING if serving else Status.NOT_SERVING
         for name in ("", *self.service_names):
@@ -115,7 +115,7 @@ async def running_server(
     address = host_port(host, server.port)
     async with _health_server(host, options, health_servicer) as health_address:
         running = RunningServer(address, health_servicer, tuple(service_names), health_address)
-        await running.set_serving(False)
+        running.set_serving(False)
         health_servicer.set(LIVENESS_NAME, Status.SERVING)
         await server.start()
         try:

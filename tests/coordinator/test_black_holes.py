@@ -407,11 +407,8 @@ async def test_it_is_told_when_no_target_serves_and_when_one_does_again() -> Non
     """Review C11: a coordinator without a usable target kept saying that it serves."""
     verifier, told = FakeVerifier(), list[bool]()
 
-    async def tell(is_serving: bool) -> None:
-        told.append(is_serving)
-
     async with dispatching([], [verifier]) as running:
-        telling = asyncio.create_task(running.dispatcher.tell_serving(tell))
+        telling = asyncio.create_task(running.dispatcher.tell_serving(told.append))
         await until(lambda: told == [True])
         running.targets[0].lose(PeerUnavailable("killed"))
         await until(lambda: told == [True, False])
@@ -424,11 +421,8 @@ async def test_a_coordinator_serves_again_when_its_only_target_may_be_tried_and_
     """It said NOT_SERVING for ever: where that keeps requests away, as a Service does, none came to try the target."""
     clock, broken, told = Clock(), failing(PeerFailed("broken")), list[bool]()
 
-    async def tell(is_serving: bool) -> None:
-        told.append(is_serving)
-
     async with dispatching([], [broken], clocks=Clocks(circuits=clock)) as running:
-        telling = asyncio.create_task(running.dispatcher.tell_serving(tell))
+        telling = asyncio.create_task(running.dispatcher.tell_serving(told.append))
         requests = [submit(running, (n,)) for n in range(5, 5 + FAILURES_TO_OPEN)]
         await until(lambda: told == [True, False])
         for request in requests:

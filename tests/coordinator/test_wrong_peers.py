@@ -53,7 +53,7 @@ async def serving(name: str, options: ServerOptions | None = None) -> AsyncItera
     async with running_server(
         "127.0.0.1", 0, [name], lambda server: None, grace_s=0, options=options or ServerOptions()
     ) as server:
-        await server.set_serving(True)
+        server.set_serving(True)
         yield server
 
 

@@ -141,7 +141,7 @@ async def test_probes_get_health_in_plaintext_on_a_port_of_its_own_and_nothing_e
         async with open_channel(server.health_address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             for serving_now in (False, True):
-                await server.set_serving(serving_now)
+                server.set_serving(serving_now)
                 for name in ("", "a.Service"):
                     answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=TIMEOUT_S)
                     assert answer.status == (

@@ -104,7 +104,7 @@ async def test_a_server_is_alive_whether_it_can_serve_or_not(can_serve: bool) ->
     """Kubernetes restarted coordinators without a target, and the requests that waited in them were lost."""
     options, statuses = ServerOptions(health_port=0), {}
     async with running_server("127.0.0.1", 0, [], lambda server: None, grace_s=0, options=options) as server:
-        await server.set_serving(can_serve)
+        server.set_serving(can_serve)
         assert server.health_address
         async with open_channel(server.health_address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)

@@ -56,8 +56,8 @@ async def test_a_watcher_is_told_the_status_now_and_whenever_it_changes() -> Non
     async with serving() as server, health_of(server) as health:
         watches = [health.Watch(health_pb2.HealthCheckRequest(service=name)) for name in ("", NAME)]
         for is_serving in (False, True, False):
-            await server.set_serving(is_serving)
-            await server.set_serving(is_serving)
+            server.set_serving(is_serving)
+            server.set_serving(is_serving)
             for watch in watches:
                 assert (await watch.read()).status == (Status.SERVING if is_serving else Status.NOT_SERVING)
 
@@ -75,7 +75,7 @@ async def test_a_watcher_that_takes_nothing_keeps_no_change_from_others_and_no_s
     """Anybody may watch. One who read nothing kept a service from being drained, and so from ending before a kill."""
     async with AsyncExitStack() as outlasting, serving(LONG_S) as server:
         await outlasting.enter_async_context(silent_watcher(server))
-        await server.set_serving(True)
+        server.set_serving(True)
         async with health_of(server) as health:
             assert (await health.Check(health_pb2.HealthCheckRequest())).status == Status.SERVING
             assert (await health.Watch(health_pb2.HealthCheckRequest()).read()).status == Status.SERVING

@@ -103,7 +103,7 @@ async def test_a_path_that_is_no_text_keeps_no_later_caller_out(port: str) -> No
     """One frame ended the health port until the process ended, and the probes ended the process."""
     options = ServerOptions(health_port=0)
     async with running_server("127.0.0.1", 0, [], lambda server: None, grace_s=0, options=options) as server:
-        await server.set_serving(True)
+        server.set_serving(True)
         address = address_of(server, port)
         for _ in range(2):
             await break_listener(address)
@@ -123,7 +123,7 @@ async def test_a_call_under_way_outlasts_a_path_that_is_no_text_and_keeps_no_ser
             watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
             assert (await watch.read()).status == Status.NOT_SERVING
             await break_listener(address)
-            await server.set_serving(True)
+            server.set_serving(True)
             assert (await watch.read()).status == Status.SERVING
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             while await watch.read() is not grpc.aio.EOF:

@@ -50,7 +50,7 @@ async def running_receiver(host: str, port: int) -> AsyncIterator[Receiver]:
         host, port, [SERVICE_NAME], lambda server: add_receiver(receiver, server), grace_s=1
     ) as server:
         receiver.address = server.address
-        await server.set_serving(True)
+        server.set_serving(True)
         yield receiver
 
 
