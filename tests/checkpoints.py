@@ -11,6 +11,7 @@ FAMILIES = ("Llama", "Qwen3", "Glm4")
 VOCABULARY_SIZE = 320
 MAX_LENGTH = 512
 END_TOKEN_ID = 7
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def write_model(folder: Path, family: str, *, seed: int = 5, **changes: Any) -> Path:

@@ -15,11 +15,10 @@ from paceline.client import Client, describe_target
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.process.service_process import announced_endpoint
 from paceline.types import DraftSource, GenerationRequest, ReplicaState, TokenIds
-from tests.checkpoints import FAMILIES, VOCABULARY_SIZE, write_model, write_related_draft
+from tests.checkpoints import EXPERTS, FAMILIES, VOCABULARY_SIZE, write_model, write_related_draft
 from tests.cluster.test_recovery import REQUESTS, completions, coordinating, undisturbed, until_replica
 from tests.commands import ended, start
 from tests.conftest import PairOfCheckpoints
-from tests.engine.test_families import EXPERTS
 from tests.ports import port_for_later
 from tests.services import Models, Service, model_flags, running_services, until_freed
 

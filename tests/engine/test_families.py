@@ -14,11 +14,10 @@ from paceline.errors import ModelNotUsable
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import Verdict, VerifyRow
 from target_service.verifier import Verifier
-from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, write_model
+from tests.checkpoints import END_TOKEN_ID, EXPERTS, MAX_LENGTH, VOCABULARY_SIZE, edit_config, write_model
 
 PROMPTS = ((9, 10, 11), tuple(range(20, 61)), (300,))
 OUTPUT_COUNT = 12
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 FULL = ["full_attention", "full_attention"]
 FULL_ROTATION = {"rope_type": "default", "rope_theta": 10000.0}
 

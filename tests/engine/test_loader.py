@@ -22,7 +22,17 @@ from paceline.engine.heads.loading import load_heads
 from paceline.engine.loading import load_model
 from paceline.engine.model.checkpoint import find_checkpoint, open_checkpoint, read_tokenizer
 from paceline.errors import ModelNotUsable, StartupError
-from tests.checkpoints import END_TOKEN_ID, MAX_LENGTH, VOCABULARY_SIZE, edit_config, edit_json, halve, write_json
+from tests.checkpoints import (
+    END_TOKEN_ID,
+    EXPERTS,
+    MAX_LENGTH,
+    VOCABULARY_SIZE,
+    edit_config,
+    edit_json,
+    halve,
+    write_json,
+    write_model,
+)
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.tokenizers import byte_tokenizer
 
@@ -93,6 +103,26 @@ def test_a_broken_checkpoint_is_refused_by_name(checkpoint: Path, damage: Callab
         load_model(str(checkpoint))
     assert words in refusal.value.message
     assert str(checkpoint) in refusal.value.message
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_experts_in_one_tensor_of_eight_bits_are_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Their name does not end in `weight`: the numbers were read without their scales, and another model was served."""
+    write_model(tmp_path, "Qwen3Moe", **EXPERTS)
+    tensors = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    coded = (tensors[name] * 100).clamp(-127, 127).to(dtype)
+    save_file(tensors | {name: coded}, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    words = "is quantised: 1 weights are stored in other numbers than their own, model.layers.1.mlp.experts.gate_up_pro"
+    with pytest.raises(ModelNotUsable, match=words):
+        load_model(str(tmp_path))
+
+
+def test_a_mask_of_eight_bits_is_no_weight(checkpoint: Path) -> None:
+    """Older checkpoints of GPT-2 and its like hold the causal mask."""
+    mask = {"model.layers.0.self_attn.bias": torch.ones((8, 8), dtype=torch.uint8).tril()}
+    save_file(load_file(checkpoint / WEIGHTS) | mask, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    assert load_model(str(checkpoint))
 
 
 @pytest.mark.parametrize(

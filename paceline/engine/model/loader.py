@@ -33,6 +33,8 @@ from paceline.types import Dtype, ModelDescription, Quantization, RankPlace, Tok
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = ("F64", "F32", "BF16", "F16")
 """Names in safetensors of the dtypes in which weights are stored as the numbers that they are."""
+_NARROW = ("F4", "F6", "F8", "I8", "U8")
+"""What the names of the dtypes of eight bits and less begin with."""
 
 
 def described(
@@ -183,13 +185,18 @@ def _check_stored(model: str, files: Sequence[Path]) -> None:
         with safe_open(file, framework="pt") as opened:
             names: list[str] = opened.keys()
             stored |= {name: opened.get_slice(name).get_dtype() for name in names}
-    coded = [name for name, dtype in stored.items() if name.endswith("weight") and dtype not in _STORED]
+    coded = [name for name, dtype in stored.items() if dtype not in _STORED and _is_weight(name, dtype)]
     if coded:
         raise ModelNotUsable(
             f"model {model!r} is quantised: {len(coded)} weights are stored in other numbers than their own, "
             f"{coded[0]} as {stored[coded[0]]} first, which the engine does not run; give the checkpoint that it was "
             "made from"
         )
+
+
+def _is_weight(name: str, dtype: str) -> bool:
+    # Experts in one tensor have names of their own (`experts.gate_up_proj`). Masks have eight bits too (`attn.bias`).
+    return name.endswith("weight") or (dtype.startswith(_NARROW) and not name.endswith("bias"))
 
 
 def convert(module: torch.nn.Module, dtype: torch.dtype) -> None:
