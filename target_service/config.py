@@ -25,9 +25,9 @@ class TargetSettings(ModelServiceSettings):
     )
     threads_beside_draft: Count | None = Field(
         default=None,
-        description="CPU threads for calls with draft tokens to verify and no long prompt, where a draft service uses "
-        "other cores of the same machine; where strict numerics need calls of one shape, for all calls; no more than "
-        "--threads are used; unset: as --threads",
+        description="CPU threads, in each process of a model over several, for calls with draft tokens to verify and "
+        "no long prompt, where a draft service uses other cores of the same machine; where strict numerics need calls "
+        "of one shape, for all calls; no more than --threads are used; unset: as --threads",
     )
     numerics: Numerics = Field(
         default="auto",

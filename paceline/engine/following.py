@@ -9,6 +9,7 @@ from paceline.engine.options import EngineOptions
 from paceline.engine.passes import threads_of
 from paceline.engine.ranks.messages import Beat, End, LayOut, RunPass
 from paceline.engine.slots import KvSlots
+from paceline.engine.threads import at_most
 
 
 class Follower:
@@ -30,7 +31,7 @@ class Follower:
                     self._slots = self._laid_out(told)
                 case RunPass():
                     assert self._slots
-                    with threads_of(self._model, len(told.token_ids)):
+                    with at_most(told.most_threads), threads_of(self._model, len(told.token_ids)):
                         self._decoder.follow(told, self._slots)
         self._group.close()
 

@@ -52,9 +52,25 @@ def choice_threads(logit_count: int) -> AbstractContextManager[object]:
     return nullcontext() if logit_count >= SHARED_LOGITS else using_threads(1)
 
 
-def at_most(count: int | None) -> AbstractContextManager[object]:
+@contextmanager
+def at_most(count: int | None) -> Iterator[None]:
     """Use at most `count` threads for the operations inside; None means as many as the caller may."""
-    return nullcontext() if count is None else using_threads(min(count, torch.get_num_threads()))
+    if count is None:
+        yield
+        return
+    outside = most_threads()
+    with using_threads(min(count, torch.get_num_threads())):
+        _calls.most_threads = count
+        try:
+            yield
+        finally:
+            _calls.most_threads = outside
+
+
+def most_threads() -> int | None:
+    """Return what `at_most` was told, for those who work on the same from other processes; None for no limit."""
+    count: int | None = getattr(_calls, "most_threads", None)
+    return count
 
 
 @contextmanager

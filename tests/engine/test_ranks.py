@@ -33,6 +33,7 @@ from paceline.engine.ranks.messages import Beat, End, LayOut, Message, RunPass, 
 from paceline.engine.row_choice import DeviceChooser
 from paceline.engine.runner import Runner
 from paceline.engine.steps import StepRow, Steps
+from paceline.engine.threads import kernel_threads, using_threads
 from paceline.errors import StartupError
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.model_service.worker import ModelWorker
@@ -42,7 +43,7 @@ from tests.checkpoints import FAMILIES, edit_config, write_model
 from tests.conftest import PairOfCheckpoints
 from tests.fakes.device_kernels import models_of_a_device
 from tests.fakes.threaded_ranks import Channel, ChannelLinks, Channels, loaded_on_ranks
-from tests.tools import kernels_of_a_gpu
+from tests.tools import built_kernels, kernels_of_a_gpu
 
 SHARES, STAGES, BOTH = RankGrid(2, 1), RankGrid(1, 2), RankGrid(2, 2)
 OPTIONS = EngineOptions(kv_memory="1MiB")
@@ -120,6 +121,14 @@ def test_results_over_stages_are_those_of_one_process_to_the_last_bit(
         assert all(torch.equal(*both) for both in zip(logits_of(model), expected, strict=True))
         both = [Runner(one, OPTIONS).describe().identity.model_digest for one in (model, alone)]
         assert both[0] == both[1]
+
+
+def test_over_stages_layers_without_compiled_kernels_are_strict_as_in_one_process(tmp_path: Path) -> None:
+    """OLMo 2 takes stages alone, for its norms go over all heads of a token."""
+    target, options = write_model(tmp_path, "Olmo2"), replace(OPTIONS, numerics="strict")
+    expected = logits_of(load_model(str(target), "bfloat16", "cpu"))
+    with loaded_on_ranks(target, STAGES, options, "bfloat16") as model:
+        assert all(torch.equal(*both) for both in zip(logits_of(model), expected, strict=True))
 
 
 def test_kernels_of_a_gpu_that_compiles_them_when_they_first_run_have_run_before_calls_come(
@@ -204,6 +213,35 @@ async def test_calls_that_follow_each_other_through_stages_change_no_output(
         runner = Runner(model, OPTIONS)
         assert await asyncio.gather(*(speak(runner, n) for n in range(len(PROMPTS)))) == expected
     worker.close()
+
+
+class ThreadsNoted(ChannelLinks):
+    """Links of ranks that note how many threads each may use while its part of a sum is made."""
+
+    def __init__(self, noted: dict[int, set[int]], place: RankPlace, channels: Channels, gathering: Channels) -> None:
+        super().__init__(place, channels, gathering)
+        self._noted = noted
+
+    def gather(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        self._noted[self._place.rank].add(kernel_threads())
+        return super().gather(tensor)
+
+
+def test_ranks_that_follow_leave_the_cores_to_a_draft_service_that_the_first_one_leaves(
+    pairs: dict[str, PairOfCheckpoints],
+) -> None:
+    """They used all of `--threads` beside drafts, as if they were alone on the machine."""
+    built_kernels()  # else a layer so small has one thread
+    noted = defaultdict[int, set[int]](set)
+    ranks = loaded_on_ranks(
+        pairs["Llama"].target, SHARES, OPTIONS, links=partial(ThreadsNoted, noted), followers_threads=2
+    )
+    with using_threads(2), ranks as model:
+        verifier = Verifier(Runner(model, OPTIONS), threads_beside_draft=1)
+        for draft_token_ids, thread_count in (((), 2), ((5,), 1), ((), 2)):
+            noted.clear()
+            verifier.verify([VerifyRow("a", 0, (9, 10), draft_token_ids)])
+            assert noted == {0: {thread_count}, 1: {thread_count}}
 
 
 def test_the_pool_has_the_pages_that_every_rank_has_room_for(pairs: dict[str, PairOfCheckpoints]) -> None:
@@ -446,6 +484,7 @@ def test_ranks_that_differ_in_what_they_load_are_refused_by_its_name(
         Beat(),
         LayOut(7, 16, True),
         RunPass(BatchPlan([], [], 16), [], [], []),
+        RunPass(BatchPlan([], [], 16), [], [], [], 3, True),
         RunPass(
             BatchPlan([Span("", 0, 3, 20), Span("", 3, 4, 1)], [[4, 9], [1]], 16), [(3, 4, 5)], [9, 8, 7, 6, 0], [2, 3]
         ),

@@ -100,6 +100,7 @@ def loaded_on_ranks(
     dtype: Any = "auto",
     quantization: Any = "none",
     links: Callable[[RankPlace, Channels, Channels], ChannelLinks] = ChannelLinks,
+    followers_threads: int = 1,
 ) -> Iterator[LoadedModel]:
     """Load a model on ranks that are threads; yield the first one's share. The others follow it."""
     ranks = range(grid.rank_count)
@@ -115,7 +116,7 @@ def loaded_on_ranks(
             return load_share(str(model), dtype, "cpu", quantization, options, place, meet)
 
     def follow(rank: int) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(followers_threads)
         try:
             Follower(load(rank), options).run()
         except BaseException as error:

@@ -4,10 +4,13 @@ Sums of ranks are added in one order whatever a pass holds, and stages pass on f
 independent of each other as they are in one process, and over stages alone results are the same to the last bit.
 """
 
+from contextlib import nullcontext
+
 import torch
 
 from paceline.engine.interfaces import Attention
 from paceline.engine.model.compiled_decoder import CompiledDecoder
+from paceline.engine.model.experts import experts_are_same, same_experts
 from paceline.engine.model.module_decoder import ModuleDecoder
 from paceline.engine.model.plain_decoder import PlainDecoder
 from paceline.engine.model.shares import JoinedProduct, SummedProduct
@@ -15,6 +18,7 @@ from paceline.engine.ranks.group import Group
 from paceline.engine.ranks.messages import RunPass
 from paceline.engine.ranks.slots import LedAttention
 from paceline.engine.slots import KvSlots
+from paceline.engine.threads import most_threads
 
 
 def join(plain: PlainDecoder, group: Group, vocabulary_size: int) -> None:
@@ -52,7 +56,8 @@ class RankedDecoder:
         assert isinstance(attention, LedAttention)
         with self._group.in_step():
             copies = attention.slots.take_copies()
-            self._group.tell(RunPass(attention.plan, copies, token_ids[0].tolist(), wanted.tolist()))
+            numbers = token_ids[0].tolist(), wanted.tolist()
+            self._group.tell(RunPass(attention.plan, copies, *numbers, most_threads(), experts_are_same()))
             logits = self._run(token_ids, positions, wanted, attention.own)
         assert logits is not None
         return logits
@@ -68,7 +73,8 @@ class RankedDecoder:
             positions[span.start : span.stop] = range(span.base_length, span.length)
         token_ids, places = (torch.tensor([one], device=device) for one in (told.token_ids, positions))
         wanted = torch.tensor(told.wanted, dtype=torch.long, device=device)
-        self._run(token_ids, places, wanted, slots.attention(told.plan))
+        with same_experts() if told.experts_are_same else nullcontext():
+            self._run(token_ids, places, wanted, slots.attention(told.plan))
 
     def _run(
         self, token_ids: torch.Tensor, positions: torch.Tensor, wanted: torch.Tensor, attention: Attention

@@ -33,6 +33,10 @@ class RunPass:
     token_ids: Sequence[int]
     """Padding included."""
     wanted: Sequence[int]
+    most_threads: int | None = None
+    """Threads that the first rank may use for this pass at most, as other services of its machine want cores too."""
+    experts_are_same: bool = False
+    """Whether all tokens go to the same experts (`model.experts`)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,8 @@ def to_numbers(message: Message) -> list[int]:
             return [1]
         case LayOut(page_count, page_tokens, is_strict):
             return [2, page_count, page_tokens, is_strict]
-        case RunPass(plan, copies, token_ids, wanted):
-            counts = len(plan.spans), len(copies), len(token_ids), len(wanted)
+        case RunPass(plan, copies, token_ids, wanted, most_threads, experts_are_same):
+            counts = len(plan.spans), len(copies), len(token_ids), len(wanted), most_threads or 0, experts_are_same
             spans = [(one.start, one.stop, one.length) for one in plan.spans]
             pages = [(len(one), *one) for one in plan.pages]
             return [3, plan.page_tokens, *counts, *chain(*spans, *pages, *copies, token_ids, wanted)]
@@ -79,9 +83,10 @@ def from_numbers(numbers: Sequence[int]) -> Message:
 
 
 def _pass_of(rest: Iterator[int]) -> RunPass:
-    page_tokens, span_count, copy_count, token_count, wanted_count = islice(rest, 5)
+    page_tokens, span_count, copy_count, token_count, wanted_count, most_threads, experts_are_same = islice(rest, 7)
     spans = [Span("", *islice(rest, 3)) for _ in range(span_count)]
     pages = [[*islice(rest, next(rest))] for _ in range(span_count)]
     copies = [(next(rest), next(rest), next(rest)) for _ in range(copy_count)]
     plan = BatchPlan(spans, pages, page_tokens)
-    return RunPass(plan, copies, [*islice(rest, token_count)], [*islice(rest, wanted_count)])
+    token_ids, wanted = [*islice(rest, token_count)], [*islice(rest, wanted_count)]
+    return RunPass(plan, copies, token_ids, wanted, most_threads or None, bool(experts_are_same))
