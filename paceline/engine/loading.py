@@ -106,7 +106,7 @@ def load_share(
         described_here = described(module, model, tokenizer, origin, "int8" if is_quantized else "none")
         if is_quantized:
             quantize_layers(module, "int8")
-        own = [] if place.rank else own_logits(module)
+        own = None if place.rank else own_logits(module)
         group = Group(place, meet(on_gpu), device_here)
         group.check_alike(_facts(described_here, place.grid))
         loaded = made_of(module, replace(described_here, device=str(device_here)), tokenizer, group)
@@ -115,7 +115,7 @@ def load_share(
         # All have loaded by then, and keep nothing more, so that what is free is what the weights of all leave.
         give_back_to(device_here)
         group.share_memory(memory_of(device_here))
-        if not place.rank:
+        if own:
             with nullcontext() if is_plain else _blaming_plan(place.grid):
                 check_model(loaded, own)
         return loaded

@@ -1,15 +1,20 @@
 """Model families that the engine runs, and the names by which it refuses others."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from paceline.engine.attention.paged import PagedAttention
 from paceline.engine.loading import load_model
 from paceline.engine.native import find_kernels
 from paceline.engine.options import EngineOptions
 from paceline.engine.runner import Runner
+from paceline.engine.self_check import CACHED_COUNT, LENGTHS
 from paceline.errors import ModelNotUsable
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import Verdict, VerifyRow
@@ -133,6 +138,70 @@ def test_a_model_that_differs_from_its_own_attention_is_refused(
     monkeypatch.setattr(attend, lambda self, layer, query, key, value, scaling: query)
     with pytest.raises(ModelNotUsable, match="gives other logits through the engine than by itself"):
         load_model(str(tmp_path))
+
+
+def attending_wrongly(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Have attention give what `change` makes of each pass's result [H, T, D]."""
+    attend = PagedAttention.attend
+
+    def wrong(attention: PagedAttention, *given: Any) -> torch.Tensor:
+        return change(attend(attention, *given))
+
+    monkeypatch.setattr(PagedAttention, "attend", wrong)
+
+
+def test_what_is_no_number_in_one_sequence_of_the_check_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest difference was looked for by Python's `max`, which passes over NaN unless it comes first."""
+    write_model(tmp_path, "Llama")
+
+    def of_the_second(attended: torch.Tensor) -> torch.Tensor:
+        attended[:, CACHED_COUNT:] *= float("nan") if attended.shape[1] == CACHED_COUNT + LENGTHS[1] else 1
+        return attended
+
+    attending_wrongly(monkeypatch, of_the_second)
+    with pytest.raises(ModelNotUsable, match="off by nan of the largest"):
+        load_model(str(tmp_path))
+
+
+def write_twin_experts(folder: Path) -> Path:
+    """Write a mixture of pairs of experts that differ, and that routers find as good as each other.
+
+    Their rows of a router are a last bit of bfloat16 apart in each number.
+    """
+    write_model(folder, "Qwen3Moe", **EXPERTS | {"num_experts_per_tok": 1})
+    tensors = load_file(folder / "model.safetensors")
+    torch.manual_seed(6)
+    for name, one in tensors.items():
+        if name.endswith("mlp.gate.weight"):
+            one[1::2] = one[::2] * (1 + 2**-8 * torch.randint(-1, 2, one[::2].shape))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_experts_between_which_the_last_bits_decide_are_no_reason_to_refuse_a_mixture(tmp_path: Path) -> None:
+    """Passes round otherwise than the model by itself, so near ties chose other experts; the model was refused."""
+    model = load_model(str(write_twin_experts(tmp_path)), "bfloat16")
+    assert model.mixes_experts
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda attended: torch.zeros_like(attended),
+        lambda attended: attended * 2,
+        lambda attended: attended.roll(1, 0),
+        lambda attended: attended.roll(1, 1),
+    ],
+    ids=["nothing", "twice as much", "other heads", "other tokens"],
+)
+def test_a_mixture_that_differs_from_its_own_attention_is_refused_whatever_experts_are_chosen(
+    change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attending_wrongly(monkeypatch, change)
+    with pytest.raises(ModelNotUsable, match="gives other logits through the engine than by itself"):
+        load_model(str(write_twin_experts(tmp_path)), "bfloat16")
 
 
 def test_end_tokens_are_the_checkpoints(tmp_path: Path) -> None:

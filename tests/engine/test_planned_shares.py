@@ -1,5 +1,6 @@
 """Models that our decoder does not know, over ranks that divide them as transformers' plan says."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +17,8 @@ from paceline.engine.runner import Runner
 from paceline.errors import ModelNotUsable, StartupError
 from paceline.measure.peers.reference import HuggingFaceReference
 from paceline.types import RankGrid
-from tests.checkpoints import MAX_LENGTH, VOCABULARY_SIZE, write_model
-from tests.engine.test_families import EXPERTS, FULL
+from tests.checkpoints import EXPERTS, MAX_LENGTH, VOCABULARY_SIZE, write_model
+from tests.engine.test_families import FULL, write_twin_experts
 from tests.engine.test_ranks import LIMIT, OPTIONS, PROMPTS, SHARES, spoken
 from tests.fakes.threaded_ranks import loaded_on_ranks
 
@@ -95,6 +96,12 @@ def test_half_precision_of_experts_is_refused_over_shares_as_in_one_process(tmp_
     with pytest.raises(StartupError) as divided, loaded_on_ranks(target, SHARES, OPTIONS, "bfloat16"):
         pass
     assert divided.value.message == alone.value.message
+
+
+def test_near_ties_of_routers_are_no_reason_to_refuse_a_mixture_over_shares(tmp_path: Path) -> None:
+    target, options = write_twin_experts(tmp_path), replace(OPTIONS, numerics="fast")
+    with loaded_on_ranks(target, SHARES, options, "bfloat16") as model:
+        assert model.mixes_experts
 
 
 def test_a_plan_that_asks_for_another_kind_of_division_is_refused_by_its_name() -> None:

@@ -21,6 +21,7 @@ from paceline.engine.interfaces import KvShape
 from paceline.engine.memory import is_out_of_memory
 from paceline.engine.model.checkpoint import Checkpoint, label_of
 from paceline.engine.model.decoder import Decoder, make_decoder, make_ranked_decoder
+from paceline.engine.model.experts import mixes_experts
 from paceline.engine.model.identity import Origin, origin_of_files, origin_of_module
 from paceline.engine.model.model import LoadedModel
 from paceline.engine.model.weights_digest import reading_with_digest
@@ -76,7 +77,7 @@ def made_of(
     With a group, all of whose ranks call this, it is the decoder of this rank's share. `loading` checks the result.
     """
     config: Any = module.config
-    dimensions, mixes_experts = _dimensions(config), _mixes_experts(module)  # before the module is used up
+    dimensions, has_experts = _dimensions(config), mixes_experts(module)  # before the module is used up
     layer_parameter_count = description.parameter_count // config.num_hidden_layers
     if group is None:
         backend, shape = find_backend(module.device), kv_shape(module, module.device)
@@ -87,7 +88,7 @@ def made_of(
         decoder = make_ranked_decoder(module, backend, group)
         shape = kv_shape(module, group.device)
     return LoadedModel(
-        decoder, description, dimensions, shape, backend, tokenizer, mixes_experts, layer_parameter_count, group
+        decoder, description, dimensions, shape, backend, tokenizer, has_experts, layer_parameter_count, group
     )
 
 
@@ -261,11 +262,6 @@ def _check_report(model: str, report: dict[str, Any]) -> None:
         raise ModelNotUsable(
             f"model {model!r}: {len(missing)} tensors are missing from the weights, {missing[0]} first"
         )
-
-
-def _mixes_experts(module: PreTrainedModel) -> bool:
-    """Look for experts among the modules: configurations name them in a dozen ways, and some without having any."""
-    return any(type(one).__name__.endswith(("Experts", "MoE")) for one in module.modules())
 
 
 def end_token_ids_of(module: PreTrainedModel) -> tuple[int, ...]:
