@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
 
 from paceline.engine.cache.paged import KvPool
@@ -397,6 +398,30 @@ def test_in_half_precision_their_layers_turn_by_the_same_angles(kind: str, tmp_p
         assert heads and heads.layers
         cosines.append(vars(heads.layers)["_rotary"].cos)
     assert torch.equal(*cosines)
+
+
+class NoWaitingCopies(TorchFunctionMode):
+    """Fails where numbers are made a tensor on a device, for which the host waits until the device has done all."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        assert func is not torch.tensor or named.get("device") is None, "it waits for the device"
+        return func(*args, **named)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_their_passes_are_told_waits_for_no_earlier_kernel(
+    kind: str, pairs: dict[str, PairOfCheckpoints], tmp_path: Path
+) -> None:
+    target = pairs["Llama"].target
+    with loading(fixed_shapes=True):
+        verifier = verifier_with(write_random_heads(tmp_path / "heads", kind, target), target)
+    with NoWaitingCopies():
+        (first,) = verified(verifier, VerifyRow("a", 0, PROMPT, (), propose_count=DRAFT_COUNT))
+        go_on(verifier, [*PROMPT, first.next_token_id], first.draft_token_ids)
+    assert len(first.draft_token_ids) == DRAFT_COUNT
 
 
 @pytest.mark.parametrize("kind", ["clover", "clover2", "eagle"])

@@ -19,6 +19,7 @@ from paceline.engine.model.model import LoadedModel
 from paceline.engine.passes import Piece, threads_of
 from paceline.engine.row_choice import is_plain
 from paceline.engine.sampling import Choice, Choosing
+from paceline.engine.transfer import to_device
 from paceline.errors import CacheFull
 from paceline.types import ChoiceRule
 
@@ -328,8 +329,8 @@ class HeadsDrafts:
         """Run tokens through the layers; return the states after those at the indices `wanted`."""
         assert self._layers
         device = hidden.device
-        indices = torch.tensor(wanted, device=device)
-        made = self._layers(hidden, torch.tensor(positions, device=device), attention, indices)
+        indices = to_device(wanted, device)
+        made = self._layers(hidden, to_device(positions, device), attention, indices)
         return self._heads.leave(made, embedded[indices])
 
     def _spans(self, parts: Sequence[tuple[str, int, int]]) -> list[Span]:
@@ -346,7 +347,7 @@ class HeadsDrafts:
 
     def _embedded(self, token_ids: Sequence[int]) -> Tensor:
         device = self._model.kv_shape.device
-        return self._target.embedded(torch.tensor([token_ids], device=device))
+        return self._target.embedded(to_device([token_ids], device))
 
     def _threads(self, token_count: int) -> AbstractContextManager[object]:
         return threads_of(self._model, token_count)

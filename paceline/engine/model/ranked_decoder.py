@@ -19,6 +19,7 @@ from paceline.engine.ranks.messages import RunPass
 from paceline.engine.ranks.slots import LedAttention
 from paceline.engine.slots import KvSlots
 from paceline.engine.threads import most_threads
+from paceline.engine.transfer import to_device
 
 
 def join(plain: PlainDecoder, group: Group, vocabulary_size: int) -> None:
@@ -71,8 +72,8 @@ class RankedDecoder:
         positions = [0] * len(told.token_ids)
         for span in told.plan.spans:
             positions[span.start : span.stop] = range(span.base_length, span.length)
-        token_ids, places = (torch.tensor([one], device=device) for one in (told.token_ids, positions))
-        wanted = torch.tensor(told.wanted, dtype=torch.long, device=device)
+        token_ids, places = (to_device([one], device) for one in (told.token_ids, positions))
+        wanted = to_device(told.wanted, device, torch.long)
         with same_experts() if told.experts_are_same else nullcontext():
             self._run(token_ids, places, wanted, slots.attention(told.plan))
 
