@@ -8,6 +8,7 @@
       TokenizerNotFound        NOT_FOUND             the model has no tokenizer
       Unauthenticated          UNAUTHENTICATED       the caller showed no token, or a wrong one
       PermissionDenied         PERMISSION_DENIED     the caller is known and may not do this
+        NotDescribed                                 the service describes itself to nobody, and answers other calls
       PrefixNotCached          FAILED_PRECONDITION   fewer tokens are cached than a row relies on: send them all
         RuleUnknown                                  the sequence's choice rule is unknown: send it with all tokens
       ModelChanged             FAILED_PRECONDITION   the received tokens are from another model than the one served now
@@ -115,6 +116,10 @@ class Unauthenticated(PacelineError):
 class PermissionDenied(PacelineError):
     code = grpc.StatusCode.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
+
+
+class NotDescribed(PermissionDenied):
+    reason = "NOT_DESCRIBED"
 
 
 class MessageTooLarge(PacelineError):

@@ -15,7 +15,7 @@ class GatewayMetrics:
         """`is_served` tells whether a coordinator serves the gateway."""
         available = Gauge(
             "paceline_gateway_coordinator_available",
-            "1 while a coordinator answers the gateway and takes its token.",
+            "1 while a coordinator answers the gateway and takes its token and certificate.",
             registry=registry,
         )
         available.set_function(is_served)

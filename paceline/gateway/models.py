@@ -5,12 +5,21 @@ from typing import NoReturn
 
 import structlog
 
-from paceline.errors import PacelineError, PeerUnavailable, Unauthenticated
+from paceline.errors import (
+    MethodNotFound,
+    NotDescribed,
+    PacelineError,
+    PeerUnavailable,
+    PermissionDenied,
+    Unauthenticated,
+)
 from paceline.gateway.errors import HttpError
 from paceline.gateway.generating import Generator
 
 log = structlog.get_logger()
 INTERVAL_S = 2.0
+UNSERVED = (PeerUnavailable, Unauthenticated, PermissionDenied, MethodNotFound)
+"""Errors that every request would get too: nobody is there, does not let the gateway in, or is another service."""
 
 
 class ServedModel:
@@ -22,7 +31,7 @@ class ServedModel:
         self.max_length: int | None = None
         """Most tokens of a prompt with its output; None when none is known."""
         self.is_served = True
-        """Whether a coordinator answers, and takes the gateway's token."""
+        """Whether a coordinator answers, and takes the gateway's token and certificate."""
 
     async def watch(self) -> NoReturn:
         while True:
@@ -33,13 +42,13 @@ class ServedModel:
         try:
             target = (await self._generator.describe_once()).target
             self._own_name, self.max_length = target.model_id, target.longest_sequence
-        except (PeerUnavailable, Unauthenticated) as error:
-            if self.is_served:
-                log.warning("no coordinator serves the gateway", error=str(error))
-            self.is_served = False
-            return
-        except PacelineError:
-            pass  # one that describes nothing to callers answers them all the same
+        except PacelineError as error:
+            # One that describes nothing to callers answers them all the same.
+            if isinstance(error, UNSERVED) and not isinstance(error, NotDescribed):
+                if self.is_served:
+                    log.warning("no coordinator serves the gateway", error=str(error))
+                self.is_served = False
+                return
         if not self.is_served:
             log.info("a coordinator serves the gateway again")
         self.is_served = True

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from paceline.errors import PermissionDenied, Unauthenticated
+from paceline.errors import NotDescribed, PermissionDenied, Unauthenticated
 from paceline.scope import EQUAL, Caller, Weights
 from paceline.security.tokens import KnownTokens
 
@@ -64,4 +64,4 @@ def bearer_tokens(file: Path) -> Check:
 def nothing_described(method: str, context: Context) -> None:
     """Refuse every call that asks for a description of the service."""
     if method.rpartition("/")[2].startswith("Describe"):
-        raise PermissionDenied("descriptions are switched off here with --describe false")
+        raise NotDescribed("descriptions are switched off here with --describe false")

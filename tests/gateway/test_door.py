@@ -23,8 +23,10 @@ from paceline.errors import (
     CallTimedOut,
     InvalidRequest,
     MessageTooLarge,
+    MethodNotFound,
     ModelChanged,
     NoChoice,
+    NotDescribed,
     Overloaded,
     PacelineError,
     PeerFailed,
@@ -312,8 +314,15 @@ async def test_a_gateway_whose_token_is_refused_is_not_well() -> None:
     """It was ready, so a rollout with a wrong token took the place of gateways that worked, and all requests failed."""
     async with scripted_door(ScriptedGenerator(is_away=Unauthenticated("no valid token"))) as door:
         assert (await door.http.get("/health")).status_code == 503
-    async with scripted_door(ScriptedGenerator(is_away=PermissionDenied("--describe false"))) as door:
+    async with scripted_door(ScriptedGenerator(is_away=NotDescribed("--describe false"))) as door:
         assert (await door.http.get("/health")).status_code == 200
+
+
+@pytest.mark.parametrize("refusal", [PermissionDenied("RBAC: access denied"), MethodNotFound("no such method")])
+async def test_a_gateway_that_is_not_let_in_or_calls_another_service_is_not_well(refusal: PacelineError) -> None:
+    """A proxy's refusal, and the target's address in place of the coordinator's, left it ready; all requests failed."""
+    async with scripted_door(ScriptedGenerator(is_away=refusal)) as door:
+        assert (await door.http.get("/health")).status_code == 503
 
 
 async def test_a_gateway_that_drains_takes_nothing_new_and_finishes_what_it_has() -> None:

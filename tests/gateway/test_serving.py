@@ -97,6 +97,21 @@ async def test_its_metrics_tell_whether_a_coordinator_serves_it() -> None:
                 assert value(registry, "gateway_coordinator_available") == is_there
 
 
+async def test_a_gateway_whose_certificate_has_none_of_the_allowed_names_is_not_served(tmp_path: Path) -> None:
+    """It was ready, and every request failed."""
+    authority = Authority(tmp_path)
+    own, shown = authority.issue("127.0.0.1"), authority.issue("gateway.test")
+    guard = {"tls_certificate": own.certificate, "tls_key": own.key, "tls_client_ca": authority.ca}
+    files: dict[str, Any] = {"coordinator_certificate": shown.certificate, "coordinator_key": shown.key}
+    for allowed, describe in (("gateway.test", True), ("gateway.test", False), ("other.test", True)):
+        registry, more = CollectorRegistry(), {"tls_allowed_names": allowed, "describe": describe}
+        async with fake_server(FakeDrafter(0.7), FakeVerifier(), CollectorRegistry(), **guard, **more) as server:
+            settings = GatewaySettings(coordinator=server.address, port=0, coordinator_ca=authority.ca, **files)
+            async with running_gateway(settings, Instruments(registry)):
+                is_let_in = allowed == "gateway.test"
+                assert value(registry, "gateway_coordinator_available") == is_let_in
+
+
 async def test_what_would_leave_the_machine_unguarded_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="not loopback"):
         async with gateway(NOWHERE, host="0.0.0.0"):
