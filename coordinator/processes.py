@@ -8,9 +8,10 @@ anything. Owns their ports, their start, and their end.
 import asyncio
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NoReturn
 
 import structlog
 
@@ -30,7 +31,7 @@ log = structlog.get_logger()
 async def supervise(settings: CoordinatorSettings) -> None:
     """Run the processes until told to stop; start again what ends.
 
-    Raise StartupError when a process cannot start, or cannot start again.
+    Raise StartupError when a process cannot start at first, or cannot start again and no other one serves.
     """
     with (
         reserved("--port", settings.host, settings.port) as port,
@@ -50,16 +51,22 @@ async def supervise(settings: CoordinatorSettings) -> None:
                 log.info("process listens", index=index, pid=processes[index].pid, metrics=endpoint.metrics_url)
             announce("coordinator", host_port(settings.host, port), *(one.metrics_url for one in endpoints))
             async with side_by_side() as watching:
-                watches = [
-                    watching.create_task(keep_running(one, partial(log.warning, index=index)))
-                    for index, one in enumerate(processes)
-                ]
+                watches = [watching.create_task(_keep_up(processes, index)) for index in range(len(processes))]
                 await termination(stop_with_stdin=settings.stop_with_stdin)
                 for watch in watches:
                     watch.cancel()
         finally:
             timeout_s = settings.shutdown_grace_s + STOP_SLACK_S
             await asyncio.gather(*(one.stop(timeout_s) for one in processes))
+
+
+async def _keep_up(processes: Sequence[ServiceProcess], index: int) -> NoReturn:
+    """Start one of the processes again whenever it ends, and go on with that while another one serves."""
+    await keep_running(
+        processes[index],
+        partial(log.warning, index=index),
+        others_serve=lambda: any(one.is_listening for one in processes),
+    )
 
 
 def _flags_of(settings: CoordinatorSettings, index: int) -> tuple[str, ...]:

@@ -55,6 +55,7 @@ class ServiceProcess:
         self._ports: tuple[str, ...] = ()
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._has_announced = False
 
     @property
     def name(self) -> str:
@@ -67,12 +68,17 @@ class ServiceProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_listening(self) -> bool:
+        return self._has_announced and self._process is not None and self._process.returncode is None
+
     async def start(self) -> Endpoint:
         """Start it and wait until it listens.
 
         Raise StartupError when it ends first, with its message on stderr by then, or when the machine has no room for a
         process: then the error has the system's as its cause.
         """
+        self._has_announced = False
         try:
             self._process = await self._started()
         except (OSError, RuntimeError) as error:  # the latter where there is no room for the thread that waits for it
@@ -89,7 +95,7 @@ class ServiceProcess:
             await self.kill()  # if it still runs: its address could never be learned
             raise StartupError(f"{self.module} {await self.ended()} before it listened; see above")
         endpoint = announced_endpoint(announced.result())
-        self._ports = _port_flags(endpoint)
+        self._ports, self._has_announced = _port_flags(endpoint), True
         return endpoint
 
     async def _started(self) -> asyncio.subprocess.Process:

@@ -18,7 +18,7 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 STEADY_S = 60.0
 """Seconds that a service must run before its end counts as the first in a row again."""
 MOST_STARTS = 5
-"""Restarts in a row; supervision gives up when the last of them fails."""
+"""Restarts in a row; supervision gives up when the last of them fails and nobody serves in the service's place."""
 
 
 class Service(Protocol):
@@ -48,14 +48,22 @@ async def keep_running(
     tell: Tell,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    *,
+    others_serve: Callable[[], bool] = lambda: False,
 ) -> NoReturn:
-    """Restart the service whenever it ends, after pauses that double. Raise StartupError when that is of no use."""
+    """Restart the service whenever it ends, after pauses that double.
+
+    Raise StartupError when that is of no use, unless `others_serve` in its place: to end would end them too.
+    """
     starts_in_a_row = 0
     listening_since: float | None = clock()
     for number in count(1):
         how = await service.ended()
         if listening_since is None and starts_in_a_row >= MOST_STARTS:
-            raise StartupError(f"{service.name} {how}: {starts_in_a_row} starts in a row were of no use; see above")
+            how += f": {starts_in_a_row} starts in a row were of no use"
+            if not others_serve():
+                raise StartupError(f"{service.name} {how}; see above")
+            how += ", and the others serve without it"
         if listening_since is not None and clock() - listening_since >= STEADY_S:
             starts_in_a_row = 0
         pause_s = _pause_s(starts_in_a_row)

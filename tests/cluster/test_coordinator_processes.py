@@ -12,6 +12,7 @@ import pytest
 from coordinator.processes import reserved
 from paceline.client import Client
 from paceline.errors import AddressInUse
+from paceline.process.service_process import announced_endpoint
 from paceline.types import GenerationRequest, TokenIds
 from paceline.wire.ports import Listening, bound
 from tests.clusters import model_server
@@ -60,6 +61,36 @@ async def test_processes_share_a_port_and_one_that_is_killed_is_started_again(
                 running.cancel()
         finally:
             service.close()
+
+
+@pytest.mark.long
+async def test_a_process_that_cannot_start_again_ends_no_other_one(pairs: dict[str, PairOfCheckpoints]) -> None:
+    """After five failed starts all of them ended, and with them requests that others would have finished."""
+    async with model_server("target", pairs["Llama"].target) as target:
+        parent = await start(
+            *("coordinator", "--processes", "2", "--target", target.address, "--draft", "none"),
+            *("--port", "0", "--metrics-port", "0"),
+        )
+        assert parent.stdout is not None
+        endpoint = announced_endpoint((await parent.stdout.readline()).decode())
+        of_second = int(endpoint.metrics_urls[1].rpartition(":")[2].partition("/")[0])
+        (second,) = [one for one in psutil.Process(parent.pid).children() if _index_of(one) == 1]
+        second.kill()
+        second.wait()
+        with bound(Listening("--metrics-port", "127.0.0.1", of_second)):
+            await said(parent, "the others serve without it")
+            async with Client(endpoint.address, PATIENT) as client:
+                assert (await client.describe()).process_index == 0
+                assert len((await client.complete(REQUEST)).token_ids) == REQUEST.max_new_tokens
+        await said(parent, "coordinator is back")
+        await indexes(endpoint.address, {0, 1})
+        parent.terminate()
+        assert (await ended(parent))[0] == 0
+
+
+def _index_of(process: psutil.Process) -> int:
+    flags = process.cmdline()
+    return int(flags[flags.index("--process-index") + 1])
 
 
 NOBODY = ("--target", "127.0.0.1:9", "--draft", "none", "--port", "0")

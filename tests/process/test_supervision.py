@@ -105,6 +105,19 @@ async def test_a_service_that_does_not_start_any_more_is_given_up_with_words() -
     assert time.now_s == 0.5 + 1 + 2 + 4
 
 
+async def test_a_service_in_whose_place_others_serve_is_given_up_only_with_them() -> None:
+    """Coordinators of one port that served were ended with the one that could not start again."""
+    time, service, words = FakeTime(), FakeService(), list[str]()
+    service.start_count = 0
+    service.end()
+    keeping = keep_running(service, words.append, time.clock, time.sleep, others_serve=lambda: service.starts < 7)
+    with pytest.raises(StartupError, match="target ended with status 1: 7 starts in a row were of no use; see above"):
+        await time.run(keeping)
+    assert time.now_s == 0.5 + 1 + 2 + 4 + 8 + 16
+    serving = "5 starts in a row were of no use, and the others serve without it; starting it again in 8 s (6th time)"
+    assert words[5] == f"target ended with status 1: {serving}"
+
+
 class FakeCluster:
     """The services of `running_cluster` by name, and the messages about them."""
 
