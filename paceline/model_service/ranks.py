@@ -57,10 +57,6 @@ def loading_together(ranks: Ranks) -> Iterator[None]:
 
 async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: Ranks) -> None:
     """Load this rank's share and follow the first rank until it ends the group. Raise PeerUnavailable if it is lost."""
-    # The first rank finishes its calls first, so signals that all ranks get do not end this one.
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: None)
     if settings.stop_with_stdin:
         ends_with_stdin(partial(_end_without_first, ranks))
     place, load = ranks.place, share_loader(settings, options, ranks, load_model)
@@ -68,6 +64,11 @@ async def follow(settings: ModelServiceSettings, options: EngineOptions, ranks: 
     with closing(ModelWorker(ranks.threads(settings.threads), niceness=niceness)) as worker:
         with loading_together(ranks):
             model = await worker.run(load, settings.model, settings.dtype, settings.device, settings.quantization)
+            # From here on the first rank may serve, and finishes its calls first: signals that all ranks get do not end
+            # this one.
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, lambda: None)
             follower = await worker.run(Follower, model, options)
         log.info("share loaded", rank=place.rank, stage=place.stage, share=place.share, device=model.description.device)
         try:

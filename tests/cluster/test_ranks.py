@@ -3,6 +3,7 @@
 import asyncio
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from itertools import product
@@ -100,6 +101,21 @@ async def test_a_first_rank_that_ends_while_it_loads_leaves_neither_a_process_no
     await ended(first)
     assert not (await asyncio.to_thread(psutil.wait_procs, others, 60))[1]
     assert not meetings(tmp_path)
+
+
+async def test_a_rank_after_the_first_ends_when_it_is_told_to_while_the_model_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited for the others, half an hour at most: a pod that was deleted meanwhile stayed for its whole grace."""
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = str(first.getsockname()[1])
+        for name, text in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+            monkeypatch.setenv(name, text)
+        process = await start("target_service", "--model", "builtin:draft", *SHARES)
+        met, _ = await asyncio.to_thread(first.accept)
+        with met:
+            process.terminate()
+            assert (await ended(process))[0] == 128 + signal.SIGTERM
 
 
 @asynccontextmanager
