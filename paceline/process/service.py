@@ -2,7 +2,6 @@
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import closing, suppress
@@ -19,7 +18,7 @@ from paceline.process.settings import ProcessSettings, ServiceSettings
 from paceline.security.access import Check, allowed_names
 from paceline.security.certificates import watch_certificates
 from paceline.security.plaintext import check_listening
-from paceline.wire import ServerOptions, ends_with_stdin
+from paceline.wire import ServerOptions, end_at_signals, ends_with_stdin
 from paceline.wire.ports import check_ports_free
 
 
@@ -28,10 +27,8 @@ def run_service(name: str, settings: ProcessSettings, serving: Coroutine[Any, An
     configure_logs(settings.log_format, settings.log_level, name)
     forward_library_logs()
     structlog.get_logger().info("starting", version=__version__)
-    # The kernel drops unhandled signals to a container's first process. Before it serves, it can exit at once: a model
-    # is loaded in a thread, for minutes, that nothing else ends.
-    for told in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(told, lambda number, _: os._exit(128 + number))
+    # Before it serves, it can exit at once: a model is loaded in a thread, for minutes, that nothing else ends.
+    end_at_signals()
     try:
         with named_extras():
             uvloop.run(_served(settings, serving))

@@ -5,7 +5,7 @@ from paceline.wire.channel import open_channel
 from paceline.wire.exchange import Exchange, half_close
 from paceline.wire.exchanges import Exchanges
 from paceline.wire.handlers import Handler, WrappingInterceptor, wrap
-from paceline.wire.process import ends_with_stdin, termination
+from paceline.wire.process import end_at_signals, ends_with_stdin, termination
 from paceline.wire.server import RunningServer, ServerOptions, running_server
 from paceline.wire.status import (
     answered,
@@ -29,6 +29,7 @@ __all__ = [
     "check_caller",
     "code_of",
     "cut_off_code",
+    "end_at_signals",
     "ends_with_stdin",
     "half_close",
     "open_channel",

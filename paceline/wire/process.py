@@ -6,6 +6,15 @@ import signal
 from collections.abc import Callable
 
 
+def end_at_signals() -> None:
+    """Have SIGTERM and SIGINT end this process at once, until it waits for them in another way.
+
+    The kernel drops unhandled signals to a container's first process.
+    """
+    for told in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(told, lambda number, _: os._exit(128 + number))
+
+
 def ends_with_stdin(end: Callable[[], None]) -> None:
     """Call `end` when standard input ends: the process that started this one is gone."""
     loop = asyncio.get_running_loop()

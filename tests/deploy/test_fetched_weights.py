@@ -1,10 +1,13 @@
 """Weights are fetched before a service starts, by a container that finds models as the service does."""
 
-import sys
+import asyncio
+import signal
+import socket
+from asyncio.subprocess import Process
 
 import pytest
 
-from paceline.errors import ModelNotUsable
+from tests.commands import ended, start
 from tests.manifests import GPU_OVERLAYS, workload
 
 FETCH = workload("production", "target").pod["initContainers"][0]["command"]
@@ -44,11 +47,26 @@ def test_the_container_before_a_service_finds_the_model_as_the_service_does(over
     assert before["command"] == FETCH
 
 
-def test_what_that_container_runs_finds_a_model_and_fails_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    (python, flag, code) = FETCH
-    assert (python, flag) == ("python", "-c")
-    monkeypatch.setattr(sys, "argv", ["-c", "builtin:draft"])
-    exec(code, {})
-    monkeypatch.setattr(sys, "argv", ["-c", "no such model"])
-    with pytest.raises(ModelNotUsable):
-        exec(code, {})
+async def fetching(model: str) -> Process:
+    assert FETCH[:2] == ["python", "-m"]
+    return await start(*FETCH[2:], model)
+
+
+@pytest.mark.slow
+async def test_what_that_container_runs_finds_a_model_and_fails_without() -> None:
+    assert (await ended(await fetching("builtin:draft")))[0] == 0
+    status, _, err = await ended(await fetching("no such model"))
+    assert status == 1
+    assert err.splitlines()[-1].startswith("fetch: model 'no such model' is not a directory")
+
+
+@pytest.mark.slow
+async def test_that_container_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It handled no signal, and to a container's first process the kernel sends no other: a deleted pod stayed on."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.getsockname()[1]}")
+        process = await fetching("tiny/model")
+        asked, _ = await asyncio.to_thread(hub.accept)
+        with asked:
+            process.terminate()
+            assert (await ended(process))[0] == 128 + signal.SIGTERM

@@ -99,6 +99,13 @@ def test_our_code_is_in_the_last_layer_alone(name: str) -> None:
     assert not [one for one in below if "pip" in one and "-r /mnt/" not in one]
 
 
+def test_files_of_the_images_are_for_any_user() -> None:
+    """OpenShift gives each namespace users of its own."""
+    assert set(re.findall(r"^USER (.*)", DOCKERFILE, re.MULTILINE)) == {"10001:10001"}  # numbers, which need no name
+    assert not re.search(r"chown|chmod|umask|useradd|adduser", DOCKERFILE)
+    assert "HOME=/tmp" in DOCKERFILE
+
+
 def test_the_build_fetches_no_frontend_and_no_package_that_is_not_pinned() -> None:
     assert "syntax=" not in DOCKERFILE
     for one in re.findall(r"pip (?:--python \S+ )?(?:install|wheel) (.*)", DOCKERFILE):

@@ -100,6 +100,22 @@ def test_no_model_pod_is_added_before_the_last_one_had_time_to_load(overlay: str
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
+@pytest.mark.parametrize(
+    ("overlay", "scaler"), [("production", "HorizontalPodAutoscaler"), ("air-gapped", "ScaledObject")]
+)
+def test_a_large_target_has_an_hour_to_load_where_an_autoscaler_gives_15_minutes(overlay: str, scaler: str) -> None:
+    patches = {one["target"]["kind"]: yaml.safe_load(one["patch"]) for one in kustomization("large-target")["patches"]}
+    changed = {}
+    for kind in ("StatefulSet", scaler):
+        (operation,), found = patches[kind], of_kind(resources(overlay), kind)["paceline-target"]
+        *path, last = operation["path"].split("/")[1:]
+        for name in path:
+            found = found[int(name) if isinstance(found, list) else name]
+        changed[last] = (found[last], operation["value"])
+    assert changed == {"failureThreshold": (90, 360), "periodSeconds": (900, 1800)}
+    assert workload(overlay, "target").container["startupProbe"]["periodSeconds"] == 10
+
+
 @pytest.mark.review
 def test_nothing_scales_where_a_new_pod_downloads_first() -> None:
     """Review D4."""
