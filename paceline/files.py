@@ -20,6 +20,18 @@ def place_of(path: Path) -> Path | None:
     return None if os.path.exists(path) and not os.path.isfile(place) else place
 
 
+def is_there(path: Path) -> bool:
+    """Return whether the path names anything. Raise OSError where nothing can be, such as for a name that is too long.
+
+    `Path.exists` says False then, from Python 3.14 on.
+    """
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a new path beside `path`. A file or new folder written there replaces `path` when the block succeeds.

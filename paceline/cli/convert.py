@@ -1,5 +1,6 @@
 """`paceline convert`: pickled weights and a sentencepiece tokenizer in the form that the services load."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def command(
 
 def _beside(model: str) -> Path:
     path = Path(model).expanduser()
-    if path.is_dir():
+    if os.path.isdir(path):  # false for what can be no name too
         return path.resolve().with_name(f"{path.resolve().name}-safetensors")
     name, _, revision = model.partition("@")  # a revision may have slashes of its own
     return Path("@".join(filter(None, (Path(name).name, revision.replace("/", "-")))) + "-safetensors")

@@ -225,6 +225,12 @@ def test_a_new_folder_has_the_models_name_whatever_its_revision(model: str, fold
     assert _beside(model) == Path(folder)
 
 
+def test_names_that_no_folder_can_have_are_refused_with_words(draft: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be written: .*File name too long"):
+        convert(str(draft), tmp_path / ("x" * 300))
+    assert _beside("x" * 300) == Path("x" * 300 + "-safetensors")
+
+
 def test_nothing_is_overwritten_and_nothing_converted_twice(converted: Path, draft: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(InvalidRequest, match="there is there already; name a new folder"):

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from paceline.errors import InvalidRequest
-from paceline.files import replace_file, replacing
+from paceline.files import is_there, replace_file, replacing
 from paceline.measure.figures import save_figure
 from paceline.measure.synthetic import pair
 from paceline.measure.synthetic.pair import PairOrder, write_pair
@@ -56,6 +56,13 @@ def test_a_replaced_file_keeps_its_mode_and_a_link_what_it_leads_to(path: Path) 
     assert link.is_symlink()
     assert path.read_text() == "whole"
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_what_no_file_can_be_named_is_not_taken_for_a_name_that_is_free(path: Path) -> None:
+    """As `Path.exists` takes it since Python 3.14: `paceline run` answered all lines for an output that cannot be."""
+    assert [is_there(path), is_there(path.with_name("new.json"))] == [True, False]
+    with pytest.raises(OSError, match="File name too long"):
+        is_there(path.with_name("x" * 300))
 
 
 def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import InvalidRequest, PacelineError
-from paceline.files import place_of, replacing, try_writing
+from paceline.files import is_there, place_of, replacing, try_writing
 
 STDOUT = Path("/dev/stdout")
 """What `-` is for the output."""
@@ -67,7 +67,7 @@ class PartialOutputs:
                 raise InvalidRequest(f"--resume needs a file, and --output {self.output} is none", field="resume")
             return
         try_writing(self.path.parent)
-        if self.path.exists():
+        if is_there(self.path):
             if not resume:
                 raise InvalidRequest(
                     f"{self.path} has answers of a run that did not end: give --resume to go on with it, or delete it "

@@ -19,7 +19,7 @@ from paceline.engine.memory import is_out_of_memory, refusing_to_start
 from paceline.engine.model.checkpoint import PICKLED_WEIGHTS, READ_FILES, Checkpoint, open_checkpoint, read_tokenizer
 from paceline.engine.model.weight_files import plan_shards, write_shards
 from paceline.errors import InvalidRequest, ModelNotUsable
-from paceline.files import replacing
+from paceline.files import is_there, replacing
 
 _KEPT = ("*.json", "*.jinja", "additional_chat_templates/*.jinja", "*.md", "LICENSE*", "tokenizer.model")
 """Patterns of the files that are copied as they are. Code is not among them."""
@@ -45,8 +45,11 @@ def convert(model: str, output: Path) -> Converted:
 
     Raise InvalidRequest or ModelNotUsable, and leave no folder then.
     """
-    if output.exists():
-        raise InvalidRequest(f"--output {output} is there already; name a new folder", field="output")
+    try:
+        if is_there(output):
+            raise InvalidRequest(f"--output {output} is there already; name a new folder", field="output")
+    except OSError as error:
+        raise InvalidRequest(f"--output {output} cannot be written: {error}", field="output") from error
     with refusing_to_start(f"converting {model!r} takes more memory than there is: a new file of 2 GiB at a time"):
         return _convert(_open(model), output)
 

@@ -3,6 +3,7 @@
 It owns hub ids with their revisions, and the download. It does not know what is in the files.
 """
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +30,7 @@ def folder_of(model: str, patterns: Sequence[str]) -> Path:
 def local_folder(model: str) -> Path | None:
     """Return the folder of a directory or of `builtin:NAME`; None for a hub id. Raise ModelNotUsable for all else."""
     folder = resolve_model(model)
-    if folder.is_dir():
+    if os.path.isdir(folder):  # false for what can be no name too
         return folder
     if _HUB_ID.fullmatch(model):
         return None
