@@ -8,9 +8,12 @@ Owns the rule of what counts as a failure:
   deadlines cut the call short, it counts only if it took several times that worth all the same.
 - A call is late when it took longer than its drafts could save (`draft_worth`). Many late calls in a row open the
   circuit, and so does a late trial.
+
+Rows that the service does not take in one call go in several, which are judged together.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from math import ceil
 
 import structlog
 
@@ -20,7 +23,8 @@ from coordinator.replicas.plausibility import check_proposals
 from coordinator.replicas.replica import Replica
 from coordinator.replicas.stickiness import SentBeginnings, SentTo
 from paceline.errors import CallTimedOut, PacelineError, PeerUnavailable
-from paceline.types import CircuitState, Proposals, ProposeRow, ReplicaDescription
+from paceline.tasks import results_of
+from paceline.types import CallTiming, CircuitState, Proposals, ProposeRow, ReplicaDescription
 
 log = structlog.get_logger()
 
@@ -43,6 +47,8 @@ class GuardedDraft:
         self._circuit = circuit
         self._clock = clock
         self._late_count = 0
+        self._told_max_rows = 0
+        """Most rows of a call that was told to be few; 0: none was."""
 
     @property
     def address(self) -> str:
@@ -95,7 +101,7 @@ class GuardedDraft:
         is_cut_short = deadline.timeout_s is not None and deadline.timeout_s < timeout_s
         began = self._clock()
         try:
-            proposals = await self.replica.remote.propose(rows, deadline if is_cut_short else Deadline(timeout_s))
+            proposals = await self._ask(rows, deadline if is_cut_short else Deadline(timeout_s))
             check_proposals(rows, proposals)
         except CallTimedOut as error:
             if is_cut_short and not _is_far_too_long(self._clock() - began, deadline.worth_s):
@@ -112,6 +118,29 @@ class GuardedDraft:
             raise
         self._judge(self._clock() - began, deadline.worth_s)
         return proposals
+
+    async def _ask(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        """Ask in one call, or side by side in as few as the service takes so many rows in."""
+        remote, most = self.replica.remote, self.max_rows or len(rows)
+        if len(rows) <= most:
+            return await remote.propose(rows, deadline)
+        self._tell_few(most, len(rows))
+        size = ceil(len(rows) / ceil(len(rows) / most))
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        answers = await results_of([remote.propose(part, deadline) for part in parts])
+        return Proposals([one for answer in answers for one in answer.results], timing_of_all(answers))
+
+    def _tell_few(self, max_rows: int, row_count: int) -> None:
+        """Tell once that the service takes fewer rows in a call than groups have, and again when it takes others."""
+        if self._told_max_rows != max_rows:
+            self._told_max_rows = max_rows
+            log.warning(
+                "a draft service takes fewer rows in a call than a group has, so it is asked in several; give it more "
+                "--max-rows",
+                address=self.address,
+                max_rows=max_rows,
+                rows=row_count,
+            )
 
     def _failed(self, error: PacelineError) -> None:
         self._circuit.failed(Failure.of(error))
@@ -132,6 +161,12 @@ class GuardedDraft:
             )
         else:
             self._circuit.succeeded()
+
+
+def timing_of_all(answers: Iterable[Proposals]) -> CallTiming:
+    """Return the times of the call that ended last of those that were made side by side."""
+    timings = (answer.timing for answer in answers)
+    return max(timings, key=lambda timing: timing.queued_s + timing.executed_s, default=CallTiming())
 
 
 def _timeout_s(worth_s: float | None) -> float:

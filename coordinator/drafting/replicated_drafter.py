@@ -8,14 +8,13 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from coordinator.drafting.guarded_draft import GuardedDraft
+from coordinator.drafting.guarded_draft import GuardedDraft, timing_of_all
 from coordinator.protocols import Deadline, RemoteDraft
 from coordinator.replicas.replica import Replica, models_up
 from coordinator.replicas.stickiness import Beginnings, Stickiness, beginnings_of
 from paceline.errors import PacelineError, PeerUnavailable, PrefixNotCached
 from paceline.tasks import results_of
 from paceline.types import (
-    CallTiming,
     ModelDescription,
     PreparedDrafts,
     Proposal,
@@ -115,9 +114,8 @@ class ReplicatedDrafter:
         for part, answer in zip(parts.values(), answers, strict=True):
             outcomes = answer.results if isinstance(answer, Proposals) else [answer] * len(part)
             results |= dict(zip(part, outcomes, strict=True))
-        timings = [answer.timing for answer in answers if isinstance(answer, Proposals)]
-        slowest = max(timings, key=lambda timing: timing.queued_s + timing.executed_s, default=CallTiming())
-        return Proposals([results[index] for index in range(len(rows))], slowest)
+        timing = timing_of_all(answer for answer in answers if isinstance(answer, Proposals))
+        return Proposals([results[index] for index in range(len(rows))], timing)
 
     def _owe_left(self, rows: Sequence[ProposeRow], parts: Mapping[GuardedDraft, Sequence[int]]) -> None:
         """Leave sequences to be freed that left their replicas during a call.

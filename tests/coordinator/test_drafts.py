@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from coordinator.drafting.guarded_draft import (
     FIRST_TIMEOUT_S,
@@ -25,6 +26,7 @@ from coordinator.rounds.draft_worth import DraftWorth
 from coordinator.rounds.fixed_planner import FixedPlanner
 from coordinator.rounds.round_report import RoundReport, RowReport
 from coordinator.rounds.wishes import DraftPlanner
+from paceline.checks import check_row_count
 from paceline.codec.versions import VERSION
 from paceline.errors import (
     CallTimedOut,
@@ -51,6 +53,7 @@ from paceline.v1 import draft_service_pb2 as pb
 from paceline.v1.draft_service_pb2_grpc import DraftServiceServicer
 from paceline.wire import open_channel
 from tests.coordinators import collect, dispatching, fits
+from tests.fakes.dispatches import submit, whole
 from tests.fakes.draft_servers import draft_server
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier, continuation
 
@@ -329,6 +332,58 @@ async def test_a_drafter_takes_as_many_rows_as_its_replica_that_takes_fewest() -
     few.away = PeerUnavailable("killed")
     replicas[0].lose(few.away)
     assert drafter.max_rows == many.description.max_rows
+
+
+class Strict(FakeDrafter):
+    """A draft service that refuses calls of more rows than it says it takes."""
+
+    def __init__(self, max_rows: int) -> None:
+        super().__init__(1.0)
+        self.description = replace(self.description, max_rows=max_rows)
+
+    async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        check_row_count(len(rows), self.description.max_rows)
+        return await super().propose(rows, deadline)
+
+
+@pytest.mark.parametrize(("max_rows", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (4, [3, 2]), (5, [5])])
+async def test_a_service_that_takes_fewer_rows_in_a_call_is_asked_in_as_few_as_that_takes(
+    max_rows: int, sizes: list[int]
+) -> None:
+    draft = Strict(max_rows)
+    drafter, _ = await replicated(draft)
+    for base_length in (0, 1):
+        asked = [ProposeRow(name, base_length, (place, 6), 3) for place, name in enumerate("abcde")]
+        with capture_logs() as logs:
+            results = (await drafter.propose(asked, PATIENT)).results
+        told = [one["max_rows"] for one in logs if one["log_level"] == "warning"]
+        assert told == [max_rows] * (len(sizes) > 1 and not base_length), "it is told once"
+        assert [result.draft_token_ids for result in results if isinstance(result, Proposal)] == [
+            tuple(whole((*draft.token_ids[row.sequence_id][:base_length], *row.token_ids), 3)) for row in asked
+        ]
+    assert [len(call) for call in draft.calls] == 2 * sizes
+
+
+async def test_the_calls_for_rows_of_a_group_count_as_one_failure() -> None:
+    draft = Strict(1)
+    drafter, (replica,) = await replicated(draft)
+    draft.away = PeerFailed("broken")
+    for failure_count in range(1, FAILURES_TO_OPEN + 1):
+        with pytest.raises(PeerFailed, match="broken"):
+            await drafter.propose(rows("a", "b", "c"), PATIENT)
+        assert (drafter.describe()[0].circuit is CircuitState.OPEN) is (failure_count == FAILURES_TO_OPEN)
+    assert replica.is_up
+
+
+@pytest.mark.parametrize("max_rows", [1, 3])
+async def test_every_request_of_a_group_has_drafts_of_a_service_that_takes_fewer_rows(max_rows: int) -> None:
+    """Each of its calls was refused, so nobody had any."""
+    async with dispatching([Strict(max_rows)], [FakeVerifier()], draft_count=3) as running:
+        drafting = DraftingOptions((DraftSource.DRAFT,))
+        requests = [submit(running, (n, n), 12, drafting=drafting) for n in range(4, 8)]
+        async with asyncio.timeout(60):
+            finishes = [piece.finish for _, piece in await asyncio.gather(*map(collect, requests))]
+        assert all(one and one.usage.accepted_count == 9 for one in finishes)
 
 
 async def test_a_draining_replica_frees_what_it_holds_and_gets_nothing_new() -> None:
