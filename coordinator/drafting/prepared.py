@@ -67,6 +67,8 @@ class PreparedDrafter:
         """Calls that no round waits for, with their sequence ids."""
         self._ending: set[asyncio.Task[None]] = set()
         """What waits for such calls, to free their sequences."""
+        self._ended: dict[str, object] = {}
+        """Sequences that are to be freed then, each with the occasion at which it ended."""
         self._doubtful: set[str] = set()
         """Sequences of which the service holds less than rounds were told."""
         self.row_count = 0
@@ -93,6 +95,9 @@ class PreparedDrafter:
         self._arrived.set()
 
     async def propose(self, rows: Sequence[ProposeRow], deadline: Deadline) -> Proposals:
+        if self._ended:
+            for row in rows:
+                self._ended.pop(row.sequence_id, None)  # it is used again: who leaves it says so again
         if not self._may_prepare or all(row.following_count for row in rows):
             # Parts of prompts that the target takes in too are no round, and nothing follows them.
             return await self._drafter.propose(rows, deadline)
@@ -154,13 +159,21 @@ class PreparedDrafter:
         # A call that is still under way would cache tokens after the sequences were freed.
         names = set(sequence_ids)
         if busy := [task for task, own in self._background.items() if own & names]:
-            kept_task(self._owe_after(busy, sequence_ids), self._ending)
+            occasion = object()
+            self._ended |= dict.fromkeys(sequence_ids, occasion)
+            kept_task(self._owe_after(busy, occasion), self._ending)
         else:
-            self._doubtful -= names
-            self._drafter.owe(sequence_ids)
+            self._owe(sequence_ids)
 
-    async def _owe_after(self, busy: Sequence[asyncio.Task[None]], sequence_ids: list[str]) -> None:
+    async def _owe_after(self, busy: Sequence[asyncio.Task[None]], occasion: object) -> None:
+        """Free what ended at an occasion and was not used again, once the calls are over."""
         await asyncio.wait(busy)
+        ended = [sequence_id for sequence_id, own in self._ended.items() if own is occasion]
+        for sequence_id in ended:
+            del self._ended[sequence_id]
+        self._owe(ended)
+
+    def _owe(self, sequence_ids: list[str]) -> None:
         self._doubtful.difference_update(sequence_ids)
         self._drafter.owe(sequence_ids)
 

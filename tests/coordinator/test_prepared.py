@@ -397,6 +397,31 @@ async def test_a_sequence_is_freed_after_the_calls_in_the_background() -> None:
     await time.run(rounds())
 
 
+async def test_a_sequence_that_is_used_again_before_the_calls_in_the_background_are_over_is_not_freed() -> None:
+    """A draft service without room had a resting sequence left, which went on before its last call was answered."""
+    time = FakeTime()
+
+    async def rounds() -> None:
+        inner = PreparingDrafter(time, 1.0)
+        drafter = prepared_of(time, inner)
+        await proposal_of(drafter, whole_row("a", 0))
+        await time.sleep(VERIFY_S)
+        assert (await proposal_of(drafter, whole_row("a", 4, cached_length=5))).prepared
+        drafter.owe(["a"])
+        resumed = asyncio.create_task(proposal_of(drafter, whole_row("a", 8)))
+        await time.sleep(HOP_S / 4)
+        await drafter.release()
+        await resumed
+        await drafter.release()
+        assert inner.token_ids.keys() == {"a"}
+        await proposal_of(drafter, whole_row("a", 9, cached_length=11))
+        drafter.owe(["a"])
+        await drafter.release()
+        assert inner.token_ids == {}
+
+    await time.run(rounds())
+
+
 async def test_a_round_that_is_cancelled_cancels_its_call() -> None:
     time = FakeTime()
 
