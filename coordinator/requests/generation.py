@@ -32,6 +32,9 @@ from paceline.types import (
     VerifyRow,
 )
 
+LONGEST_DRAFT_PAUSE = 64
+"""Most tokens of an output without drafts before its prompt is brought again."""
+
 
 @dataclass(eq=False)
 class Request:
@@ -116,6 +119,9 @@ class Generation:
     """Model of the draft service that may hold it."""
     refused_draft_models: set[str] = field(default_factory=set)
     """Models of draft services that can never take it: a token is unknown to them, say."""
+    draft_pauses: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Models of draft services that had no room for its prompt: the tokens that it gets before they are brought it
+    again, and its committed tokens then."""
     draft_prefix: PrefixHash = field(default_factory=PrefixHash)
     """Hash of the tokens that rows to the draft service rely on."""
     target_prefix: PrefixHash = field(default_factory=PrefixHash)
@@ -258,6 +264,17 @@ class Generation:
         if self.prompt_scores.is_whole:
             self.request.stream.put_prompt(self.prompt_scores.tokens())
             self.prompt_scores = None
+
+    def may_ask(self, model: str) -> bool:
+        """Return whether draft services of a model may be asked for drafts now."""
+        _, again_from = self.draft_pauses.get(model, (0, 0))
+        return len(self.token_ids) >= again_from and model not in self.refused_draft_models
+
+    def pause_draft(self) -> None:
+        """Note that its draft service had no room for its prompt: it is brought ever more rarely."""
+        before, _ = self.draft_pauses.get(self.draft_model, (0, 0))
+        count = min(2 * before or 1, LONGEST_DRAFT_PAUSE)
+        self.draft_pauses[self.draft_model] = count, len(self.token_ids) + count
 
     def move_draft(self, model: str) -> None:
         """Note that a draft service of this model is asked from now on."""

@@ -110,11 +110,9 @@ async def _ask(
 
 
 def _asking(model: str, wishes: Mapping[Generation, Wish]) -> list[Generation]:
-    """Return the generations that are to ask draft services of the model, and were not refused there."""
+    """Return the generations that are to ask draft services of the model, and may."""
     return [
-        one
-        for one, wish in wishes.items()
-        if wish.asked_count and wish.draft_model == model and model not in one.refused_draft_models
+        one for one, wish in wishes.items() if wish.asked_count and wish.draft_model == model and one.may_ask(model)
     ]
 
 
@@ -161,7 +159,10 @@ def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | Pace
     if isinstance(proposal, Proposal):
         generation.draft_cached_length = proposal.cached_length
         generation.draft_taken_count = proposal.cached_length - row.base_length
+        generation.draft_pauses.pop(generation.draft_model, None)
         return proposal.draft_token_ids
+    if isinstance(proposal, CacheFull) and len(row.token_ids) > DECODED_TOKENS:
+        generation.pause_draft()
     if not isinstance(proposal, _KEEPS_CACHE) or (isinstance(proposal, CacheFull) and proposal.gave_cache_up):
         generation.forget_draft()
         if isinstance(proposal, InvalidRequest):

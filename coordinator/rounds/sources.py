@@ -36,12 +36,12 @@ def _of_heads(generation: Generation, most: int) -> Guess | None:
 
 
 def most_asked(generation: Generation, model: str, max_length: int) -> int:
-    """Return the most tokens that draft services of this model may be asked for; 0: they may not.
+    """Return the most tokens that draft services of this model may be asked for now; 0: they may not.
 
     They draft for generations of at most `max_length` tokens.
     """
     drafting = generation.drafting
     named = not drafting.draft_model or drafting.draft_model == model
-    if not named or not drafting.allows(DraftSource.DRAFT) or model in generation.refused_draft_models:
+    if not named or not drafting.allows(DraftSource.DRAFT) or not generation.may_ask(model):
         return 0
     return max(0, min(generation.max_draft_count, max_length + 1 - len(generation.token_ids)))

@@ -109,6 +109,31 @@ async def test_a_generation_that_the_draft_cannot_read_is_drafted_no_more() -> N
     assert generation.usage.output_count == 3
 
 
+async def test_a_prompt_for_which_a_draft_service_has_no_room_is_brought_ever_more_rarely() -> None:
+    """It came with each round, up to 16,384 tokens, and took their time of which `auto` learns what drafts cost."""
+
+    class Full(FakeDrafter):
+        is_full = True
+
+        def append(self, row: ProposeRow | VerifyRow, token_ids: Sequence[int]) -> list[int]:
+            if self.is_full:
+                raise CacheFull("no room", {"missing_bytes": "9"})
+            return super().append(row, token_ids)
+
+    generation, drafter, verifier = generation_of([4] * 3 * CHUNK_TOKENS, 400), Full(1.0), FakeVerifier()
+
+    async def calls_in(rounds: int) -> int:
+        before = len(drafter.calls)
+        for _ in range(rounds):
+            await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+        return len(drafter.calls) - before
+
+    assert 6 <= await calls_in(100) <= 12
+    drafter.is_full = False
+    assert await calls_in(70) > 1 and generation.usage.accepted_count, "it has drafts once there is room"
+    assert await calls_in(5) == 5
+
+
 async def test_statistics_add_the_hops_of_all_rounds() -> None:
     clock, statistics = Clock(), Statistics()
     verifier = FakeVerifier(lambda _: clock.advance(3), timing=CallTiming(queued_s=1, executed_s=2))
