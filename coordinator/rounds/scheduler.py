@@ -25,6 +25,7 @@ from coordinator.rounds.round import RoundLimits, deadlines_s, run_round, time_l
 from coordinator.rounds.round_report import RoundReport, Shortage
 from coordinator.rounds.statistics import Statistics
 from coordinator.rounds.tracer import RoundTracer
+from coordinator.rounds.wishes import Wish
 from paceline.checks import DECODED_TOKENS
 from paceline.errors import CallTimedOut, InvalidRequest, PacelineError, PeerFailed, PeerUnavailable
 
@@ -191,6 +192,7 @@ class Scheduler:
         with costs.in_flight() as in_flight_count:
             drafters = self._drafters.usable
             wishes = groups.planner.plan(group, {model: one.max_length for model, one in drafters.items()})
+            self._leave_other_drafts(wishes)
             is_alone = self._lane_count(groups) == 1
             with self._tracer.round(group, waits_s, [one.most for one in wishes.values()], lane) as record:
                 report = await run_round(
@@ -217,6 +219,15 @@ class Scheduler:
                 # The loop is free when this lane waits: after the next call went out, if nothing is waited for before.
                 asyncio.get_running_loop().call_soon(self._lessons.take_in, ended)
         return report
+
+    def _leave_other_drafts(self, wishes: Mapping[Generation, Wish]) -> None:
+        """Free generations that are to ask draft services of another model than before at those they asked."""
+        moved = [
+            one for one, wish in wishes.items() if wish.asked_count and one.draft_model not in ("", wish.draft_model)
+        ]
+        if moved:
+            self._residency.leave_drafts(moved)
+            self._residency.hold(moved, self._target)
 
     def _takes_turns(self, groups: Groups, *, is_alone: bool) -> bool:
         """Return whether groups run one after another: a single one is alone in any number of lanes."""

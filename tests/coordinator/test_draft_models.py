@@ -1,5 +1,6 @@
 """Several draft models behind one coordinator: which is asked, and what happens when they change under requests."""
 
+import asyncio
 import gc
 import weakref
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from coordinator.rounds.acceptances import Acceptances
 from coordinator.rounds.costs import RoundCosts, RoundWork
 from coordinator.rounds.round_report import DraftCall, RoundReport, RowReport
 from coordinator.rounds.sources import MOST_MODELS
+from paceline.errors import PeerUnavailable
 from paceline.observe.metrics import new_registry
 from paceline.types import (
     ComputeDescription,
@@ -32,9 +34,11 @@ from paceline.types import (
     HopTime,
     ReplicaState,
     TokenIds,
+    Verdicts,
+    VerifyRow,
 )
 from tests.coordinators import Dispatched, dispatching, fake_cluster, fits
-from tests.fakes.dispatches import EXPECTED, LENGTH, PROMPTS
+from tests.fakes.dispatches import EXPECTED, LENGTH, PROMPTS, output, submit, until, whole
 from tests.fakes.draft_worlds import group_of
 from tests.fakes.model_services import Clock, FakeDrafter, FakeVerifier
 
@@ -86,6 +90,40 @@ async def test_the_model_whose_drafts_are_right_is_asked_most_and_outputs_are_th
         assert drafted_by(good) > 4 * (drafted_by(bad) - before)
     assert not good.token_ids
     assert not bad.token_ids
+
+
+class Held(FakeVerifier):
+    """A target that answers while it is `open`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def verify(self, rows: Sequence[VerifyRow], timeout_s: float | None = None) -> Verdicts:
+        await self.open.wait()
+        return await super().verify(rows, timeout_s)
+
+
+async def test_a_generation_that_asks_another_model_is_freed_where_it_asked_before() -> None:
+    """It kept its room there until its output ended, and who asked that model had none."""
+    bad, good, verifier = of_model("bad", 0.0), of_model("good", 1.0), Held()
+    good.away = PeerUnavailable("not started")
+    only_draft = DraftingOptions((DraftSource.DRAFT,))
+    async with dispatching([bad, good], [verifier], draft_count=4) as running:
+        request = submit(running, (5, 5), 900, drafting=only_draft)
+        await until(lambda: len(bad.calls) > 10)
+        verifier.open.clear()
+        good.away = None
+        await running.draft_replicas[1].look()
+        verifier.open.set()
+        await until(lambda: bool(good.calls))
+        verifier.open.clear()
+        await until(lambda: not bad.token_ids)
+        assert not request.generations[0].ended and good.token_ids
+        verifier.open.set()
+        assert await output(request) == whole((5, 5), 900)
+    assert not good.token_ids
 
 
 def test_drafts_of_one_model_tell_nothing_of_those_of_another() -> None:
