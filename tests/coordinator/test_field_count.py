@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from coordinator.door.field_count import MAX_FIELDS, MAX_PACKED_BYTES, check_field_count
+from coordinator.door.field_count import MAX_FIELDS, MAX_NUMBERS, check_field_count
 from paceline.errors import InvalidRequest
 from paceline.v1 import common_pb2
 from paceline.v1 import generation_service_pb2 as pb
@@ -28,10 +28,20 @@ def test_millions_of_small_parts_are_refused_before_they_are_made(message: pb.Ge
 
 
 def test_so_are_more_numbers_than_any_context_takes() -> None:
-    message = pb.GenerateTextRequest(token_ids=common_pb2.TokenIds(values=[3] * (MAX_PACKED_BYTES + 1)))
+    message = pb.GenerateTextRequest(token_ids=common_pb2.TokenIds(values=[3] * (MAX_NUMBERS + 1)))
     with pytest.raises(InvalidRequest, match="values") as refused:
         check_field_count(message.SerializeToString(), DESCRIPTOR)
     assert refused.value.field == "values"
+
+
+def test_what_a_client_has_of_many_long_outputs_is_not() -> None:
+    """Its bytes were bounded, so a request for 64 outputs of 16,000 tokens failed where its coordinator was lost."""
+    received = pb.ReceivedOutput(token_ids=[127_000] * (MAX_NUMBERS // 64))
+    message = pb.GenerateTextRequest(received_outputs=[received] * 64)
+    check_field_count(message.SerializeToString(), DESCRIPTOR)
+    message.received_outputs.add(token_ids=[127_000])
+    with pytest.raises(InvalidRequest, match="token_ids"):
+        check_field_count(message.SerializeToString(), DESCRIPTOR)
 
 
 def test_long_prompts_are_not() -> None:
