@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import grpc
+from google.protobuf.unknown_fields import UnknownFieldSet
 from google.rpc import status_pb2
 
 from coordinator.door.call import Call
@@ -53,6 +54,8 @@ class _Running:
         self.sending: Sending | None = None
         """None before it is queued."""
         self.is_held = False
+        self.cancelled_with = CANCELLED
+        """How it ends when it is cancelled."""
 
 
 class _Started:
@@ -141,8 +144,24 @@ class StreamedCalls:
             case "hold":
                 if running:
                     self._hold(running, is_held=asked.hold)
+            case _ if len(UnknownFieldSet(asked)):
+                self._refuse_action(asked.call_id, running)
             case _:
                 raise InvalidRequest("a message asks for nothing; set start, cancel or hold", field="action")
+
+    def _refuse_action(self, call_id: int, running: _Running | None) -> None:
+        """End a call of which a newer caller asks what is not known here: it could not tell that it was passed over."""
+        refusal = error_to_pb(
+            InvalidRequest(
+                "this coordinator does not know what is asked of the call; upgrade it, or set start, cancel or hold",
+                field="action",
+            )
+        )
+        if running:
+            running.cancelled_with = refusal
+            running.task.cancel()
+        else:
+            self._outbox.add(pb.CallUpdate(call_id=call_id, ended=refusal))
 
     def _hold(self, running: _Running, *, is_held: bool) -> None:
         running.is_held = is_held
@@ -164,7 +183,7 @@ class StreamedCalls:
             with self._around(started.context):
                 await self._serve(call_id, started, refusal)
         except asyncio.CancelledError:
-            status = CANCELLED
+            status = self._running[call_id].cancelled_with
         except Exception as error:
             status = error_to_pb(as_told(error))
         running = self._running.pop(call_id)

@@ -102,8 +102,8 @@ class GenerationServiceServicer:
         The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
         way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
         one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
-        with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
-        continued.
+        with INVALID_ARGUMENT; one whose action the coordinator is too old to know ends its own call so. A call without an end
+        when its stream ends is lost, however that ended: it is begun again, or continued.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -67,8 +67,8 @@ class GenerationServiceStub:
     The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
     way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
     one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
-    with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
-    continued.
+    with INVALID_ARGUMENT; one whose action the coordinator is too old to know ends its own call so. A call without an end
+    when its stream ends is lost, however that ended: it is begun again, or continued.
     """
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_generation_service_pb2.DescribeClusterRequest, _generation_service_pb2.DescribeClusterResponse]
     """Describes the models behind this coordinator and what its pool is doing.
@@ -115,8 +115,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
     way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
     one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
-    with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
-    continued.
+    with INVALID_ARGUMENT; one whose action the coordinator is too old to know ends its own call so. A call without an end
+    when its stream ends is lost, however that ended: it is begun again, or continued.
     """
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_generation_service_pb2.DescribeClusterRequest, _generation_service_pb2.DescribeClusterResponse]  # type: ignore[assignment]
     """Describes the models behind this coordinator and what its pool is doing.
@@ -172,8 +172,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         The initial metadata, which comes before any message is sent, has `paceline-most-calls`, the calls that may be under
         way, and `paceline-most-bytes`, the bytes that a message may have, in either direction: gRPC itself ends a stream for
         one that is larger. A message without sense, such as one that begins a call by a name that is in use, ends the stream
-        with INVALID_ARGUMENT. A call without an end when its stream ends is lost, however that ended: it is begun again, or
-        continued.
+        with INVALID_ARGUMENT; one whose action the coordinator is too old to know ends its own call so. A call without an end
+        when its stream ends is lost, however that ended: it is begun again, or continued.
         """
 
     @_abc_1.abstractmethod

@@ -569,6 +569,27 @@ async def test_a_request_that_cannot_be_read_ends_its_own_call_alone(request_: b
         call.cancel()
 
 
+@pytest.mark.parametrize("is_under_way", [True, False])
+async def test_an_action_of_a_newer_caller_ends_its_own_call_alone(is_under_way: bool) -> None:
+    """It ended the stream, and with it the calls of everybody else behind a gateway."""
+    unknown = pb.GenerateStreamRequest(call_id=2).SerializeToString() + length_delimited(15, b"")
+    endless = GenerationRequest(TokenIds(PROMPTS[1]), ignore_end_tokens=True)
+    async with server(max_new_tokens=900) as running, open_channel(running.address) as channel:
+        call: Any = channel.stream_stream(GENERATE_STREAM, response_deserializer=pb.GenerateStreamResponse.FromString)()
+        stream = RawStream(call)
+        requests = {1: GenerationRequest(TokenIds(PROMPTS[0]), 30), **({2: endless} if is_under_way else {})}
+        for call_id, request in requests.items():
+            started = pb.StartedCall(request=request_to_pb(request))
+            await call.write(pb.GenerateStreamRequest(call_id=call_id, start=started).SerializeToString())
+        await call.write(unknown)
+        messages = await stream.read_until_ended([1, 2])
+        assert ids(messages, 1) == continuation(PROMPTS[0], 30)
+        (ended,) = [one.ended for message in messages for one in message.updates if one.call_id == 2 and one.ended.code]
+        assert ended.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        assert "upgrade" in ended.message
+        call.cancel()
+
+
 def length_delimited(number: int, content: bytes) -> bytes:
     """Return a field of a message, as protobuf writes it."""
     length, tag = len(content), number << 3 | 2
