@@ -2,7 +2,8 @@
 
 Owns the streams of one method. A request takes an unused stream; one that must follow another takes that one's stream,
 and need not wait for its answer. An unused stream is ended after a while. A request that fails ends its stream with the
-status that a separate call would have had. Between answers a peer may send what nobody asked for.
+status that a separate call would have had; those behind it are asked again on another. Between answers a peer may send
+what nobody asked for.
 """
 
 import asyncio
@@ -90,18 +91,22 @@ class Exchange:
             await stream.half_close()
 
     async def _ask(self, request: Any, limit: asyncio.Timeout, names: _Names) -> Any:
-        while len(streams := [one for one in self._busy if one.is_before(names)]) > 1:
-            await streams[0].quiet.wait()  # only one stream keeps an order
-        while stream := streams.pop() if streams else self._take():
+        while stream := await self._stream_for(names):
             try:
                 return await self._ask_on(stream, request, limit, names)
             except _Gone:
-                pass  # the peer may have been replaced while the stream was idle
+                pass  # the peer may have been replaced while the stream was idle, or has refused a request before
         try:
             stream = _Stream(self._open_stream(), self._take_unasked, self._settled, self._on_end)
             return await self._ask_on(stream, request, limit, names)
         except _Gone as gone:
             raise gone.reason from None
+
+    async def _stream_for(self, names: _Names) -> "_Stream | None":
+        """Return the stream of those that a request has to follow, or else an idle one; None: it needs a new one."""
+        while len(streams := [one for one in self._busy if one.is_before(names)]) > 1:
+            await streams[0].quiet.wait()  # only one stream keeps an order
+        return streams[0] if streams else self._take()
 
     async def _ask_on(self, stream: "_Stream", request: Any, limit: asyncio.Timeout, names: _Names) -> Any:
         request.context.timeout_s = max(0.0, (limit.when() or 0.0) - asyncio.get_running_loop().time())
@@ -262,12 +267,14 @@ class _Stream:
         self._end(_Gone())
 
     def _end(self, failure: Exception) -> None:
-        """Fail the requests that wait; no more are taken."""
+        """Fail the requests that wait; no more are taken. What the peer says is of the first: it served no other."""
         self._has_ended = True
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
             if not one.answer.done():
                 one.answer.set_exception(failure)
+            if isinstance(failure, grpc.aio.AioRpcError):
+                failure = _Gone()
         self._settle()
 
     def _settle(self) -> None:

@@ -245,6 +245,31 @@ async def test_requests_with_a_common_name_come_in_their_order_and_wait_for_no_a
         assert servicer.stream_count == 2
 
 
+@pytest.mark.parametrize(("name", "error"), [("refused", InvalidRequest), ("broken", PeerFailed)])
+async def test_requests_behind_one_that_fails_are_answered_in_their_order(
+    name: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They failed with it, so a draft service that failed once counted as one that failed twice, and was left."""
+    sent, send = list[object](), exchange_module._send
+
+    async def noted_send(stream: Any, request: Any) -> None:
+        await send(stream, request)
+        sent.append(request)
+
+    monkeypatch.setattr(exchange_module, "_send", noted_send)
+    async with serving() as (servicer, address), exchange_with(address) as exchange:
+        held = asyncio.create_task(named(exchange, "held", "a"))
+        await servicer.entered.wait()
+        failing = asyncio.create_task(named(exchange, name, "a"))
+        behind = [asyncio.create_task(named(exchange, f"{n}", "a")) for n in range(4)]
+        await until(lambda: len(sent) == 6)
+        servicer.go_on.set()
+        assert await asyncio.gather(held, *behind) == ["held", "0", "1", "2", "3"]
+        with pytest.raises(error):
+            await failing
+        assert servicer.names == ["held", name, "0", "1", "2", "3"]
+
+
 async def test_a_request_that_follows_two_streams_waits_for_one() -> None:
     async with serving() as (servicer, address), exchange_with(address) as exchange:
         held = asyncio.create_task(named(exchange, "held", "a"))
