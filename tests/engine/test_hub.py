@@ -137,7 +137,9 @@ def test_a_directory_wins_over_a_hub_id_of_its_name(
     assert load_model("tiny/model@v1").description.model_id == "tiny/model@v1"
 
 
-@pytest.mark.parametrize("model", ["tiny/model@", "tiny/model@a b", "tiny@v1", "@v1", "a/b/c@v1", "tiny/model@-v1 ", "x" * 300])
+@pytest.mark.parametrize(
+    "model", ["tiny/model@", "tiny/model@a b", "tiny@v1", "@v1", "a/b/c@v1", "tiny/model@-v1 ", "x" * 300]
+)
 def test_what_is_neither_a_directory_nor_a_hub_id_is_refused(model: str) -> None:
     with pytest.raises(ModelNotUsable, match=r"is not a directory; give .* with a revision if you like: Qwen/"):
         load_model(model)
