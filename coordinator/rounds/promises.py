@@ -4,9 +4,9 @@ Owns the best use of a count; knows nothing of earlier rounds, and decides no co
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, HEADS_CALL, TOKEN, RoundCosts, RoundWork
+from coordinator.rounds.costs import BENDS, CAUGHT_UP, HEADS, HEADS_CALL, OVER, TOKEN, RoundCosts, RoundWork
 from coordinator.rounds.outlook import Option, Outlook, Prices
 from coordinator.rounds.round_report import DraftCall
 from paceline.types import DraftSource
@@ -46,6 +46,8 @@ class _View:
     """By count, what each row would ask for."""
     taken: Sequence[Sequence[Option]]
     """By count, what each row would have: that, or what is at hand."""
+    promises: dict[tuple[int, bool], Promise] = field(default_factory=dict)
+    """Those worked out so far, by count and whether it is a trial."""
 
 
 class Promises:
@@ -80,6 +82,8 @@ class Promises:
         for bend_count, bend in enumerate(BENDS, 1):
             if best.token_count <= bend:
                 break
+            if not self._costs.price(OVER[bend_count - 1]):
+                continue  # beyond it no draft costs more
             found = [self._promise_at(self._view(bend_count), count)]
             if found[0].token_count < bend:  # a lower price may reach just as far as the bend
                 found += [self._promise_at(self._view(bend_count - part), count) for part in BETWEEN_BENDS]
@@ -115,10 +119,15 @@ class Promises:
         return taken if gain > view.heads_call else without
 
     def _promise_at(self, view: _View, count: int) -> Promise:
-        count_or_last = min(count, len(view.asked) - 1)
-        options = self._options(view, count_or_last)
-        if count != self._best and not any(one.model for one in options):
-            options = with_trial(options, view.asked[count_or_last], self._outlooks, options)
+        kind = count_or_last, is_trial = min(count, len(view.asked) - 1), count != self._best
+        if kind not in view.promises:
+            view.promises[kind] = self._new_promise(view, count_or_last, is_trial=is_trial)
+        return view.promises[kind]
+
+    def _new_promise(self, view: _View, count: int, *, is_trial: bool) -> Promise:
+        options = self._options(view, count)
+        if is_trial and not any(one.model for one in options):
+            options = with_trial(options, view.asked[count], self._outlooks, options)
         work = self._work_of(options)
         tokens = self._beside_tokens + len(options) + sum([one.tokens for one in options])
         time = missed_time = 0.0
