@@ -172,7 +172,7 @@ class RoundCosts:
         """Of the latest times, for each unit that was expected of them."""
         self._drift = 1.0
         """Mean of the latest times over what was expected of them."""
-        self._beside: list[float] = []
+        self._beside: Sequence[float] = []
         """Mean amounts of the rounds of other sizes that ran beside the latest one."""
         self.pass_count = 1.0
         """Mean passes of the latest rounds of this size: what ran beside them is shared among these."""
@@ -294,7 +294,7 @@ class RoundCosts:
             found.squares.append([0.0] * place + [trust])
             found.products.append(trust * first)
         for one in self._sums.values():
-            found.add_all(one.faded(1.0))
+            found.add_all(one)
         return found
 
     def _amounts(self, work: RoundWork) -> list[float]:
@@ -386,6 +386,8 @@ def _call_amounts(call: DraftCall) -> tuple[float, ...]:
     return 1.0, call.step_count, call.token_count, call.caught_up_count
 
 
-def _mean(rounds: Sequence[Sequence[float]]) -> list[float]:
+def _mean(rounds: Sequence[Sequence[float]]) -> Sequence[float]:
     """Return the mean amounts of rounds; earlier ones may lack the last parts."""
+    if len(rounds) == 1:
+        return rounds[0]
     return [sum(amounts) / len(rounds) for amounts in zip_longest(*rounds, fillvalue=0.0)]

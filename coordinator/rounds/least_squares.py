@@ -5,7 +5,8 @@ Owns the normal equations. Knows nothing of what the parts are.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from operator import add, mul
+from itertools import repeat
+from operator import add, mul, sub
 
 MEMORY = 0.996
 """Weight of earlier rounds in the prices after one more."""
@@ -51,10 +52,11 @@ class FadingSums:
                 row[other] += weighed * value
 
     def add_all(self, other: "FadingSums") -> None:
-        """Add sums that may lack the last parts."""
-        for place, product in enumerate(other.products):
-            self.products[place] += product
-            self.squares[place] = [*map(add, self.squares[place], other.squares[place])]
+        """Add sums that may lack the last parts, faded so that their latest round weighs 1."""
+        share = 1.0 / other.weight
+        for place, (row, product) in enumerate(zip(other.squares, other.products, strict=True)):
+            self.squares[place] = [*map(add, self.squares[place], map(mul, repeat(share), row))]
+            self.products[place] += share * product
 
     def fitted(self, places: Sequence[int]) -> list[float]:
         """Return the prices of the parts at these places, which alone are taken to cost anything."""
@@ -79,7 +81,7 @@ class FadingSums:
         for number, pivot in enumerate(rows, 1):
             for before, row in enumerate(rows[number:], 1):
                 if share := pivot[before] / pivot[0]:
-                    row[:] = [value - share * own for value, own in zip(row, pivot[before:], strict=True)]
+                    row[:] = map(sub, row, map(mul, repeat(share), pivot[before:]))
         found: list[float] = []
         for first, *row, right in reversed(rows):
             found.insert(0, (right - sum(map(mul, row, found))) / first)
