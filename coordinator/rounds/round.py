@@ -159,7 +159,11 @@ def _taking_part(
     shares = prompt_shares(lacks, lambda index: group[index].target_taken, chunk_tokens)
     if not all(shares):
         wishes = {one: wish for (one, wish), share in zip(wishes.items(), shares, strict=True) if share}
-    taken_in = {one for one, lack, share in zip(group, lacks, shares, strict=True) if share and lack > chunk_tokens}
+    taken_in = {
+        one
+        for one, lack, share in zip(group, lacks, shares, strict=True)
+        if share and (lack > chunk_tokens or share < lack)
+    }
     return wishes, [share for share in shares if share], taken_in
 
 

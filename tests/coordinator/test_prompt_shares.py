@@ -100,6 +100,15 @@ async def test_prompts_that_a_call_has_no_chunk_for_are_not_sent_with_it() -> No
     assert all(generation.usage.output_count for generation in generations[:4])
 
 
+async def test_a_part_of_a_prompt_has_no_drafts_where_the_chunk_is_larger_than_a_call() -> None:
+    """The target refuses drafts behind a part, and the request failed."""
+    generation, verifier = generation_of([4 + number % 40 for number in range(CALL_TOKENS + 9)], 20), FakeVerifier()
+    wishes = {generation: Wish(3, MODEL, DraftSource.SUFFIX, (8, 9))}
+    await run_round(wishes, {MODEL: FakeDrafter(1.0)}, verifier, RoundLimits(VOCABULARY_SIZE, 2 * CALL_TOKENS))
+    ((row,),) = verifier.calls
+    assert (len(row.token_ids), row.following_count, row.draft_token_ids) == (CALL_TOKENS, 9, ())
+
+
 class Meanwhile(ChunkedDrafter):
     """Answers what asks for no drafts once the target has been asked too."""
 
