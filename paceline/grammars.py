@@ -7,7 +7,7 @@ of logits, models or requests.
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -61,7 +61,8 @@ class Grammars:
 
     def begin(self, form: ResponseFormat) -> "Progress":
         """Return the beginning of an output. Raise InvalidRequest for a format that cannot be compiled."""
-        return Progress(self._compiled(form), lambda: self._compile(form), self._tokens, self._special_bits)
+        tokens = self._tokens
+        return Progress(self._compiled(form), lambda: self._compile(form), tokens, self._special_bits, self._longest)
 
     def check(self, form: ResponseFormat) -> None:
         """Raise InvalidRequest for a format that cannot be compiled, or that no text satisfies."""
@@ -75,6 +76,18 @@ class Grammars:
         if self._vocabulary is None:
             raise _refusal(self._failure)
         return self._vocabulary
+
+    def _longest(self, text: bytes) -> int | None:
+        """Return the longest token that a text begins with; None: no token has its first byte."""
+        ends = range(min(len(text), max(map(len, self._ids_by_bytes), default=0)), 0, -1)
+        return next((self._ids_by_bytes[text[:end]] for end in ends if text[:end] in self._ids_by_bytes), None)
+
+    @cached_property
+    def _ids_by_bytes(self) -> dict[bytes, int]:
+        """Tokens by their bytes, without special ones. Read where it is needed, for that takes time."""
+        tokens = self._tokens
+        plain = (one for one in reversed(range(tokens.vocab_size)) if not tokens.is_special_token(one))
+        return {tokens.decode_bytes([one]): one for one in plain}
 
     def _compile(self, form: ResponseFormat) -> LLMatcher:
         try:
@@ -97,7 +110,12 @@ def _vocabulary(tokenizer: Tokenizer) -> LLTokenizer:
     end_id = own.token_to_id(_END)
     if end_id in known:
         raise ValueError("its ids have gaps")
-    return LLTokenizer(own.to_str(), eos_token=end_id)
+    try:
+        return LLTokenizer(own.to_str(), eos_token=end_id)
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":  # which has no name to import, and is no Exception
+            raise ValueError("the library fails over it") from error
+        raise
 
 
 class Progress:
@@ -109,11 +127,14 @@ class Progress:
         compile: Callable[[], LLMatcher],
         tokens: LLTokenizer,
         special_bits: Mapping[int, int],
+        longest: Callable[[bytes], int | None],
     ) -> None:
+        """`longest` returns the longest token that a text begins with, if there is one."""
         self._beginning = beginning
         self._compile = compile
         self._tokens = tokens
         self._special_bits = special_bits
+        self._longest = longest
         self._matcher = beginning.deep_copy()
         """Goes back, so it is asked for no mask. A matcher keeps its last one, by the lexer's state and the number of
         lexemes, and does not forget it when it goes back: behind a wrong draft it may give that one again."""
@@ -177,7 +198,23 @@ class Progress:
         for place, special in self._special_bits.items():
             if bits[place] & special:
                 self._clear_special(bits, place, special)
+        if bits.count(0) == len(bits) - 1:
+            self._correct_forced(bits, asked)
         return bits
+
+    def _correct_forced(self, bits: bytearray, asked: LLMatcher) -> None:
+        """Put another token in the place of one that is allowed alone and does not write what must come.
+
+        The library has the tokenizer write a text that alone can follow, which a normalizer may make another text.
+        """
+        place = len(bits) - len(bits.lstrip(b"\0"))
+        token_id, text = 8 * place + bits[place].bit_length() - 1, asked.compute_ff_bytes()
+        is_one = bits[place].bit_count() == 1 and not self._tokens.is_special_token(token_id)
+        if not (is_one and text) or text.startswith(self._tokens.decode_bytes([token_id])):
+            return
+        _clear(bits, token_id)
+        if (longest := self._longest(text)) is not None:
+            bits[longest // 8] |= 1 << longest % 8
 
     def _gone_on(self) -> LLMatcher:
         """Return the matcher that is asked, at the end of what was read; a new one if the old one cannot come there."""
@@ -202,7 +239,20 @@ class Progress:
     def _go_on(self, output: Sequence[int]) -> None:
         rest = list(output[len(self._read) :])
         known = next((n for n, one in enumerate(rest) if not self._is_known(one)), len(rest))
-        self._read += rest[: self._matcher.try_consume_tokens(rest[:known])]
+        taken_count = self._matcher.try_consume_tokens(rest[:known])
+        self._read += rest[:taken_count]
+        if taken_count < known:
+            self._matcher = self._or_worn_out()
+
+    def _or_worn_out(self) -> LLMatcher:
+        """Return the matcher, or one in error if that is why it took a token for a wrong one.
+
+        All copies share what they have learned. Once that has come to its limits, none takes any token, and none says
+        why before it is asked for a mask.
+        """
+        asked = self._matcher.deep_copy()
+        asked.compute_bitmask()
+        return asked if asked.is_error() else self._matcher
 
     def _is_known(self, token_id: int) -> bool:
         return token_id < self._tokens.vocab_size and token_id != self._tokens.eos_token

@@ -40,7 +40,8 @@ class Masks:
         """Return [T, size] on the CPU: which tokens may come after the prefix, and after each token that follows it.
 
         Behind a following token that breaks the format all are, because nothing that comes there is ever used. Where
-        the prefix itself breaks it, or from where the grammar is too complex, none are.
+        the prefix itself breaks it, or from where the grammar is too complex, none are. So it is behind a token that
+        a mask allows and that is not taken then: it may be right, and a prefix soon.
         """
         assert rule.response_format
         progress = self._progress(sequence_id, rule.response_format)
@@ -59,7 +60,8 @@ class Masks:
             allowed[: len(rows), : bits.shape[1]] = bits
             ends = [one for one in rule.end_token_ids if one < size]
             allowed[: len(rows), ends] = torch.tensor(are_whole)[:, None]
-            allowed[len(rows) :] = not progress.error
+            if len(rows) <= len(following):
+                allowed[len(rows) :] = not (progress.error or _has(rows[-1], following[len(rows) - 1]))
         return allowed
 
     def _known_grammars(self) -> Grammars:
@@ -77,6 +79,10 @@ class Masks:
         if len(self._kept) > KEPT_COUNT:
             self._kept.popitem(last=False)
         return kept[1]
+
+
+def _has(bits: bytearray, token_id: int) -> bool:
+    return token_id < 8 * len(bits) and bool(bits[token_id // 8] & 1 << token_id % 8)
 
 
 def _unpacked(rows: Sequence[bytearray]) -> torch.Tensor:

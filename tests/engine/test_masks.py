@@ -60,6 +60,37 @@ def test_places_behind_a_token_after_which_the_grammar_is_too_complex_allow_noth
     assert not found[1:].any()
 
 
+def test_places_behind_right_tokens_are_masked_where_masks_came_to_the_grammars_limits() -> None:
+    """The first mask wore the matcher out: it refused the right token, so nothing masked what was chosen behind it."""
+    wearing = rule(ResponseFormat(regex="(a?){200}a{200}"))
+    assert ids(masks().allowed("s", wearing, PROMPT, (A, A), SIZE)) == [{A}, {A}, {A}]
+
+
+def test_behind_a_token_that_a_mask_allows_and_the_format_does_not_take_nothing_is_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plain decoding chooses it too, and has no token then. Behind a draft, what came next had no mask."""
+
+    class Wrong:
+        """Allows two tokens of which it takes none."""
+
+        error, is_whole = "", False
+
+        def begin(self, form: ResponseFormat) -> "Wrong":
+            return self
+
+        def move(self, output: Sequence[int]) -> bool:
+            return not output
+
+        def allowed(self) -> bytearray:
+            return bytearray([0b110])
+
+    monkeypatch.setattr("paceline.engine.masks.Grammars", lambda tokenizer: Wrong())
+    assert ids(masks().allowed("s", rule(), PROMPT, (1, 5), 8)) == [{1, 2}, set(), set()]
+    assert ids(masks().allowed("s", rule(), PROMPT, (3, 5), 8)) == [{1, 2}, {*range(8)}, {*range(8)}]
+    assert ids(masks().allowed("s", rule(), (*PROMPT, 1), (), 8)) == [set()]
+
+
 @pytest.mark.parametrize("size", [100, 256, 300, 1000])
 def test_a_mask_has_the_size_of_the_logits_and_allows_no_id_without_text(size: int) -> None:
     (found,) = ids(masks().allowed("s", rule(ResponseFormat(regex="(?s:.*)")), PROMPT, (), size))

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from tokenizers import decoders
+from tokenizers import Tokenizer, decoders
 
 from paceline.errors import InvalidRequest
 from paceline.grammars import MAX_FORMAT_CHARACTERS, STACK_BYTES, Grammars, Progress
 from paceline.types import ResponseFormat
 from tests.fakes.formats import follows, random_formats
-from tests.fakes.tokenizers import byte_tokenizer, word_tokenizer
+from tests.fakes.tokenizers import DECODERS, byte_tokenizer, word_tokenizer
 
 TOKENIZER = byte_tokenizer()
 GRAMMARS = Grammars(TOKENIZER)
@@ -93,6 +93,32 @@ def test_behind_drafts_that_were_wrong_the_mask_is_that_of_the_output_that_went_
     progress = GRAMMARS.begin(SPACED)
     asked(progress, bytes_of(before))
     assert asked(progress, bytes_of(now)) == asked(GRAMMARS.begin(SPACED), bytes_of(now))
+
+
+WEARING = ResponseFormat(regex="(a?){200}a{200}")
+"""One mask comes to the library's limits, which all copies of a matcher share."""
+
+
+def test_what_was_asked_before_refuses_no_right_token_where_it_came_to_the_limits() -> None:
+    """Every token was refused in silence: the output ended with an error, or went on without a mask behind a draft."""
+    progress, a = GRAMMARS.begin(WEARING), bytes_of("a")
+    for count in (0, 1, 5, 2):
+        assert asked(progress, a * count) == asked(GRAMMARS.begin(WEARING), a * count)
+        assert progress.move(a * count) and allowed_ids(progress) == {*a}
+        assert not progress.move([*a * count, *bytes_of("b")]) and not progress.error
+
+
+def test_a_text_that_the_tokenizers_normalizer_changes_is_written_as_it_stands() -> None:
+    """Where nothing else could follow, only a token of the normalized text was allowed, after which nothing could."""
+    changed = json.loads(TOKENIZER.to_str()) | {"added_tokens": [], "normalizer": {"type": "NFC"}}
+    changed["model"]["vocab"]["eÌ"], changed["model"]["merges"] = 256, [["e", "Ì"]]  # bytes 65 and CC
+    tokenizer = Tokenizer.from_str(json.dumps(changed))
+    progress, output = Grammars(tokenizer).begin(ResponseFormat(regex="(a|b)e\u0301c")), bytes_of("a")
+    while not progress.is_whole:
+        assert progress.move(output)
+        output += allowed_ids(progress)
+    assert output == [*bytes_of("a"), 256, *bytes_of("\u0301c")[1:]]
+    assert tokenizer.decode(output) == "ae\u0301c"
 
 
 def asked(progress: Progress, output: Sequence[int]) -> tuple[bool, bytes, bool]:
@@ -252,4 +278,11 @@ def test_special_tokens_and_ids_without_text_are_never_allowed() -> None:
 def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused() -> None:
     grammars = Grammars(word_tokenizer(decoders.WordPiece()))
     with pytest.raises(InvalidRequest, match="the model's tokenizer cannot be followed"):
+        grammars.check(ResponseFormat(regex="a"))
+
+
+def test_a_tokenizer_over_which_the_library_panics_is_refused() -> None:
+    """It has a token `<0xZZ>`. No service of such a model started."""
+    grammars = Grammars(word_tokenizer(DECODERS["llama"]))
+    with pytest.raises(InvalidRequest, match="the model's tokenizer cannot be followed: the library fails over it"):
         grammars.check(ResponseFormat(regex="a"))
