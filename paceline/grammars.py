@@ -210,7 +210,8 @@ class Progress:
         place = len(bits) - len(bits.lstrip(b"\0"))
         token_id, text = 8 * place + bits[place].bit_length() - 1, asked.compute_ff_bytes()
         is_one = bits[place].bit_count() == 1 and not self._tokens.is_special_token(token_id)
-        if not (is_one and text) or text.startswith(self._tokens.decode_bytes([token_id])):
+        written = self._tokens.decode_bytes([token_id])
+        if not is_one or text.startswith(written) or written.startswith(text):
             return
         _clear(bits, token_id)
         if (longest := self._longest(text)) is not None:
