@@ -95,8 +95,9 @@ class GenerationPool:
         self._tell_room()
 
     def window(self) -> list[Generation]:
-        """Return the live generations that are in no round now, least recently served first."""
-        return [generation for generation in self._live if generation not in self._in_flight]
+        """Return the live generations that may begin a round now, least recently served first."""
+        busy = self._in_flight | self._paused
+        return [generation for generation in self._live if generation not in busy]
 
     @property
     def unserved_count(self) -> int:
@@ -138,6 +139,13 @@ class GenerationPool:
 
     def is_in_flight(self, generation: Generation) -> bool:
         return generation in self._in_flight
+
+    def hold_back(self, generation: Generation) -> None:
+        """Let a generation that is in a round begin no other before `let_in`, because it is to give up cache.
+
+        Else other lanes could take it each time before whoever waits for its round to end.
+        """
+        self._paused.add(generation)
 
     def pause(self, generation: Generation) -> bool:
         """Make a live generation that is in no round wait; return False when it is not live.

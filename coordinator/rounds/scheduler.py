@@ -340,6 +340,7 @@ class Scheduler:
         freed_bytes, is_changed = 0, False
         while missing_bytes and freed_bytes < max(1, sum(missing_bytes.values())) and (victim := self.pool.victim()):
             if self.pool.is_in_flight(victim):
+                self.pool.hold_back(victim)
                 await self.pool.changed()  # it is cut when its round settles
                 continue
             is_changed = True

@@ -112,6 +112,19 @@ def test_a_sequence_gets_no_place_while_it_is_cut() -> None:
     assert pool.window() == [second]
 
 
+def test_one_that_is_to_be_cut_after_its_round_begins_no_other_before() -> None:
+    """Of three lanes two took it in turn: whenever the third looked it was in a round, and no row got room."""
+    pool = GenerationPool(2)
+    first, second = generations(2)
+    pool.adopt([first, second])
+    pool.claim([second])
+    pool.hold_back(second)
+    pool.settle([second])
+    assert pool.window() == [first]
+    assert pool.let_in() == []
+    assert pool.window() == [first, second]
+
+
 def test_one_that_ends_while_it_is_cut_leaves_afterwards() -> None:
     pool = GenerationPool(1)
     (only,) = generations(1)
