@@ -159,9 +159,10 @@ def _proposed(generation: Generation, row: ProposeRow, proposal: Proposal | Pace
     if isinstance(proposal, Proposal):
         generation.draft_cached_length = proposal.cached_length
         generation.draft_taken_count = proposal.cached_length - row.base_length
-        generation.draft_pauses.pop(generation.draft_model, None)
+        if proposal.draft_token_ids:  # a part of its prompt says nothing of the room for the rest
+            generation.draft_pauses.pop(generation.draft_model, None)
         return proposal.draft_token_ids
-    if isinstance(proposal, CacheFull) and len(row.token_ids) > DECODED_TOKENS:
+    if isinstance(proposal, CacheFull) and len(row.token_ids) + row.following_count > DECODED_TOKENS:
         generation.pause_draft()
     if not isinstance(proposal, _KEEPS_CACHE) or (isinstance(proposal, CacheFull) and proposal.gave_cache_up):
         generation.forget_draft()

@@ -67,6 +67,6 @@ class EventStream:
             sent_count = self._sent_count
             await asyncio.sleep(silence_s)
             # A reader that is waited for has something to read already.
-            is_silent = self._sent_count == sent_count and not self._turn.locked()
+            is_silent = self._sent_count == sent_count and not self._turn.locked() and not self.is_whole
             if is_silent and may_begin():
                 await self.send(PING)

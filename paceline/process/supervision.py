@@ -15,6 +15,8 @@ Tell = Callable[[str], None]
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 """Seconds of pause before the second restart in a row, and at most; the first restart is immediate."""
+MOST_DOUBLINGS = 6
+"""After so many a pause is the longest."""
 STEADY_S = 60.0
 """Seconds that a service must run before its end counts as the first in a row again."""
 MOST_STARTS = 5
@@ -84,7 +86,8 @@ async def keep_running(
 
 
 def _pause_s(starts_in_a_row: int) -> float:
-    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** (starts_in_a_row - 1)) if starts_in_a_row else 0.0
+    doublings = min(starts_in_a_row - 1, MOST_DOUBLINGS)  # the power would be too large for a float some day
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**doublings) if starts_in_a_row else 0.0
 
 
 def _ordinal(number: int) -> str:

@@ -8,8 +8,8 @@ from coordinator.rounds.costs import RoundWork
 from coordinator.rounds.round import RoundLimits, run_round
 from coordinator.rounds.round_report import RoundReport
 from coordinator.rounds.statistics import Statistics
-from paceline.errors import CacheFull, InvalidRequest, PeerUnavailable
-from paceline.types import CallTiming, HopTime, ProposeRow, VerifyRow
+from paceline.errors import CacheFull, InvalidRequest, PacelineError, PeerUnavailable
+from paceline.types import CallTiming, HopTime, Proposal, ProposeRow, VerifyRow
 from tests.coordinators import MODEL, asking
 from tests.fakes.model_services import CHUNK_TOKENS, VOCABULARY_SIZE, Clock, FakeDrafter, FakeVerifier
 from tests.generations import generation_of
@@ -132,6 +132,21 @@ async def test_a_prompt_for_which_a_draft_service_has_no_room_is_brought_ever_mo
     drafter.is_full = False
     assert await calls_in(70) > 1 and generation.usage.accepted_count, "it has drafts once there is room"
     assert await calls_in(5) == 5
+
+
+async def test_a_prompt_whose_first_part_finds_room_each_time_is_brought_ever_more_rarely_too() -> None:
+    """Others take the room before the rest comes. The pause began anew with each first part, so it came each round."""
+
+    class Taken(FakeDrafter):
+        def _propose(self, row: ProposeRow) -> Proposal | PacelineError:
+            if row.base_length:
+                return CacheFull("an older one needed the room", {"missing_bytes": "9", "cached_length": "0"})
+            return Proposal((), CHUNK_TOKENS)
+
+    generation, drafter, verifier = generation_of([4] * 3 * CHUNK_TOKENS, 400), Taken(1.0), FakeVerifier()
+    for _ in range(100):
+        await run_round(asking([generation], [3]), {MODEL: drafter}, verifier, LIMITS)
+    assert 12 <= len(drafter.calls) <= 24
 
 
 async def test_statistics_add_the_hops_of_all_rounds() -> None:

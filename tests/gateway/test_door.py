@@ -43,7 +43,7 @@ from paceline.gateway.errors import HttpError, http_error
 from paceline.gateway.formats import response_format_of
 from paceline.gateway.generating import MOST_OUTPUTS, generate_all
 from paceline.gateway.reading import LONG_BODY_BYTES
-from paceline.gateway.sse import DONE, PING
+from paceline.gateway.sse import DONE, PING, EventStream
 from paceline.types import Chat, ChatMessage, GenerationRequest, OutputPiece, ResponseFormat, Text
 from tests.fakes.model_services import describe
 from tests.fakes.scripted_generator import COMPLETIONS, ScriptedGenerator, pieces, scripted_door
@@ -643,6 +643,25 @@ async def test_a_stream_that_waits_is_not_silent() -> None:
     head, *pings, answer, end = sent
     assert (head, set(pings), end) == (b"", {PING}, b"")
     assert answer.startswith(b"data: {") and answer.endswith(DONE), "nothing comes behind the last event"
+
+
+async def test_a_client_that_is_slow_to_take_the_last_event_gets_no_comment_behind_it() -> None:
+    """With it the answer did not count as whole: the gateway's log said that the client had left."""
+    sent, taken = list[bytes](), asyncio.Event()
+
+    async def send(message: Any) -> None:
+        if message.get("body") == DONE:
+            await taken.wait()
+        sent.append(message.get("body", b""))
+
+    events = EventStream(send)
+    async with events.pinged(0.02, lambda: True):
+        sending = asyncio.create_task(events.send(DONE))
+        await asyncio.sleep(0.03)
+        taken.set()
+        await sending
+        await asyncio.sleep(0.05)
+    assert sent == [b"", DONE] and events.is_whole
 
 
 @dataclass

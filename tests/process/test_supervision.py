@@ -118,6 +118,18 @@ async def test_a_service_in_whose_place_others_serve_is_given_up_only_with_them(
     assert words[5] == f"target ended with status 1: {serving}"
 
 
+async def test_a_service_in_whose_place_others_serve_is_started_again_for_however_long() -> None:
+    """After eight hours its pause was too large for a float, and that error ended those that served."""
+    time, service = FakeTime(), FakeService()
+    service.start_count = 0
+    service.end()
+    keeping = keep_running(
+        service, lambda text: None, time.clock, time.sleep, others_serve=lambda: service.starts < 1100
+    )
+    with pytest.raises(StartupError, match="1100 starts in a row were of no use"):
+        await time.run(keeping)
+
+
 class FakeCluster:
     """The services of `running_cluster` by name, and the messages about them."""
 
