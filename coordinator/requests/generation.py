@@ -267,8 +267,9 @@ class Generation:
 
     def may_ask(self, model: str) -> bool:
         """Return whether draft services of a model may be asked for drafts now."""
-        _, again_from = self.draft_pauses.get(model, (0, 0))
-        return len(self.token_ids) >= again_from and model not in self.refused_draft_models
+        if model in self.refused_draft_models:
+            return False
+        return model not in self.draft_pauses or len(self.token_ids) >= self.draft_pauses[model][1]
 
     def pause_draft(self) -> None:
         """Note that its draft service had no room for its prompt: it is brought ever more rarely."""
